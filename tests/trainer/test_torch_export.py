@@ -85,6 +85,13 @@ class Tensor:
 class Module:
     def __init__(self, **tensors: np.ndarray) -> None:
         self.tensors = {n.replace("__", "."): Tensor(a) for n, a in tensors.items()}
+        self.training = True
+
+    def modules(self) -> Iterator[Module]:
+        return iter([self])
+
+    def train(self, mode: bool = True) -> None:
+        self.training = mode
 
     def named_parameters(self, remove_duplicate: bool = True) -> Iterator[tuple[str, Tensor]]:
         return iter(self.tensors.items())

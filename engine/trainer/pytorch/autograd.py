@@ -469,7 +469,7 @@ class _Stops:
                 if outer in self.flows:
                     raise UnsupportedOpError(
                         "a value with a gradient is changed in place under no_grad"
-                        f"{_find_line(inner)}; make a new value: x = x + change.detach()"
+                        f"{find_line(inner)}; make a new value: x = x + change.detach()"
                     )
         if any(n in given for _, written in inside.changes for n in inside.families[written]):
             with self.graph.inserting_before(node):
@@ -499,8 +499,8 @@ class _Stops:
             early = [n for n in early if n not in (stopped, cotangent, made)]
             if early:
                 raise UnsupportedOpError(
-                    f"register_hook{_find_line(made)} on a value that was read before"
-                    f"{_find_line(early[0])}; register the hook where the value is made"
+                    f"register_hook{find_line(made)} on a value that was read before"
+                    f"{find_line(early[0])}; register the hook where the value is made"
                 )
             value.replace_all_uses_with(made, lambda user, made=made: self.is_after(user, made))
 
@@ -542,9 +542,9 @@ class _Stops:
                 rest = others if written in mine else mine
                 if any(self.is_after(user, change) for n in rest - {change} for user in n.users):
                     raise UnsupportedOpError(
-                        f"a value and its detach(){_find_line(node)} share memory that is "
+                        f"a value and its detach(){find_line(node)} share memory that is "
                         "changed in "
-                        f"place{_find_line(change)}; write detach().clone()"
+                        f"place{find_line(change)}; write detach().clone()"
                     )
 
     def _list_views(self, node: Any) -> set[Any]:
@@ -579,7 +579,7 @@ def _list_written(node: Any) -> list[Any]:
     return [value for value in written if hasattr(value, "users")]
 
 
-def _find_line(node: Any) -> str:
+def find_line(node: Any) -> str:
     """Return where in the module's code a node is from, as " (file.py, line 3)"."""
     frames = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
     return f" ({os.path.basename(frames[-1][0])}, line {frames[-1][1]})" if frames else ""

@@ -39,7 +39,13 @@ from engine.system.paths import Paths
 from engine.trainer.pytorch import draws as torch_draws
 from engine.trainer.pytorch import gradients as torch_gradients
 from engine.trainer.pytorch.module_call import ModuleCall, tensors_of
-from engine.trainer.pytorch.program import in_mode, program_of, silently
+from engine.trainer.pytorch.program import (
+    in_mode,
+    list_modes,
+    program_of,
+    restore_modes,
+    silently,
+)
 from engine.training.proximal import is_of_term
 
 if TYPE_CHECKING:
@@ -121,7 +127,8 @@ def export(
     Raises:
         MissingPackageError: torch or onnxscript is not installed.
         InputError, DTypeError: the module or the example cannot be exported.
-        UnsupportedOpError: torch cannot export the module, or edgegrad cannot run it.
+        UnsupportedOpError: torch cannot export the module, or edgegrad cannot run it.  The message
+            names the line or the submodule, as far as it is known.
         ModelError: the outputs or gradients of the exported model differ from the module's, or a
             parameter that has a gradient in torch would not be trained.
         FileError: the file cannot be written.
@@ -130,6 +137,7 @@ def export(
     """
     torch = _import_torch()
     _check_module(torch, module)
+    _check_norms(torch, module)
     call = ModuleCall.read(torch, module, example, axes)
     given = os.fspath(path)
     # A tensor that has several names is an initializer under one of them.
@@ -209,6 +217,7 @@ def to_torch(state: CheckpointState, module: Any) -> list[str]:
     with torch.no_grad():
         for mine, value in pairs:
             mine.copy_(torch.from_numpy(np.array(value)))
+    restore_modes(module, list_modes(module))
     written = {id(mine) for mine, _ in pairs}
     return [name for name, mine in own.items() if id(mine) not in written]
 
@@ -242,6 +251,26 @@ def _check_module(torch: Any, module: Any) -> None:
             raise DTypeError(
                 f"module: {name!r} is {value.dtype}; torch.float32 and torch.float64 can be "
                 "trained: module.float()"
+            )
+
+
+def _check_norms(torch: Any, module: Any) -> None:
+    """Refuse batch normalisations whose statistics are means over all batches so far.
+
+    Raises:
+        UnsupportedOpError: there is one that follows the batches.
+    """
+    for name, part in module.named_modules():
+        if (
+            isinstance(part, torch.nn.modules.batchnorm._BatchNorm)
+            and part.momentum is None
+            and part.track_running_stats
+            and (part.training or not module.training)
+        ):
+            raise UnsupportedOpError(
+                f"{type(part).__name__} {name!r} has momentum=None: its running statistics are "
+                "means over all batches so far; supported: moving averages, such as momentum=0.1, "
+                "and statistics that stay, by eval() of that submodule while the module trains"
             )
 
 

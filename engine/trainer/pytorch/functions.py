@@ -11,10 +11,11 @@ functions become others that compute the same, with the same gradients.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from engine.base.errors import UnsupportedOpError
+from engine.trainer.pytorch import shorthand
 
 
 def write_out_calls(torch: Any) -> Any:
@@ -266,7 +267,8 @@ def _make_alpha_dropout(by_channel: bool, in_place: bool = False) -> Any:
     return write_dropout
 
 
-_RULES: dict[str, Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]] = {
+_RULES: dict[str, shorthand.Rule] = {
+    **shorthand.RULES,
     "embedding": _write_embedding, "embedding_bag": _write_embedding_bag, "lstm": _write_lstm,
     "dropout1d": _make_feature_dropout(2), "dropout2d": _make_feature_dropout(),
     "dropout3d": _make_feature_dropout(4), "feature_dropout": _make_feature_dropout(),

@@ -7,6 +7,9 @@ import copy
 import functools
 import io
 import logging
+import os
+import re
+import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -17,7 +20,11 @@ from engine.base.errors import EngineError, UnsupportedOpError
 from engine.trainer.pytorch import autograd as torch_autograd
 from engine.trainer.pytorch.functions import write_out_calls
 from engine.trainer.pytorch.module_call import ModuleCall, tensors_of
+from engine.trainer.pytorch.shorthand import without_guesses
 
+_LACKING = re.compile(r"No ONNX function found for <OpOverload\(op='(.*?)'")
+# Packages whose frames are not the module's code.
+_EXPORTERS = frozenset({"engine", "torch", "onnxscript", "onnx_ir", "onnx", "sympy", "numpy"})
 _TRACE = "pkg.torch.onnx.stack_trace"  # names files of the machine that exports
 
 # Mixtures of experts of transformers select the matrices of each token by index, which becomes a
@@ -33,7 +40,7 @@ def in_mode(module: Any, trains: bool) -> Iterator[None]:
     So are its buffers, which some modules change while they run forward.  If it trains already, its
     submodules keep the modes that they are in.
     """
-    before = {part: part.training for part in module.modules()}
+    before = list_modes(module)
     buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
     try:
         if not (trains and module.training):
@@ -41,11 +48,28 @@ def in_mode(module: Any, trains: bool) -> Iterator[None]:
         with configured(module, "use_cache", False):
             yield
     finally:
-        for part, trained in before.items():
-            part.training = trained
+        restore_modes(module, before)
         for buffer, value in buffers:
             if not buffer.equal(value):  # one that is equal may be of a read-only file
                 buffer.detach().copy_(value)
+
+
+def list_modes(module: Any) -> dict[Any, bool]:
+    """Return whether the module and each of its submodules is in training mode."""
+    return {part: part.training for part in module.modules()}
+
+
+def restore_modes(module: Any, modes: Mapping[Any, bool]) -> None:
+    """Put the module and its submodules back into these modes, and let it drop what it has cached.
+
+    Some attentions keep the biases that they have computed of their parameters in evaluation mode,
+    until `train()` is called: they would answer with these whatever the parameters become.
+    """
+    module.train()
+    if not modes[module]:
+        module.eval()
+    for part, trains in modes.items():
+        part.training = trains
 
 
 @contextlib.contextmanager
@@ -115,6 +139,7 @@ def program_of(
             configured(module, "_experts_implementation", _EXPERTS),
             torch_autograd.without_hooks(flat),
             write_out_calls(torch),
+            without_guesses(torch),
         ):
             traced = torch.export.export(
                 flat, args, kwargs, dynamic_shapes=call.dynamic(), strict=False
@@ -201,16 +226,44 @@ def _name_outputs(graph: Any, names: Sequence[str]) -> list[str]:
 
 
 def _find_reason(error: BaseException) -> str:
-    """Return the first line of what the first cause of an error says."""
+    """Return the first line of what the first cause of an error says, and where it arose."""
+    place = _find_place(error)
     while error.__cause__ is not None:
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0] if lines else ''}"
+    first = lines[0] if lines else ""
+    if lacking := _LACKING.match(first):
+        return f"its exporter has no ONNX function for {lacking[1]}{place}"
+    return f"{type(error).__name__}: {first}{place}"
+
+
+def _find_place(error: BaseException) -> str:
+    """Return the line of the module's code that an error is about, as " (model.py, line 3)".
+
+    It made the node that the exporter was writing, or torch was tracing it; "" if neither is known.
+    """
+    place = ""
+    cause: BaseException | None = error
+    while cause is not None:
+        for frame, line in traceback.walk_tb(cause.__traceback__):
+            node = frame.f_locals.get("node")
+            is_node = type(node).__module__ == "torch.fx.node"
+            if is_node and (written := torch_autograd.find_line(node)):
+                return written
+            if frame.f_globals.get("__name__", "").partition(".")[0] not in _EXPORTERS:
+                place = f" ({os.path.basename(frame.f_code.co_filename)}, line {line})"
+        cause = cause.__cause__
+    return place
 
 
 def _advise(error: BaseException) -> str:
     """Return advice on an error of torch's, as far as it is known."""
     said = str(error)
+    if _LACKING.search(said):
+        return (
+            "; write that line by other functions of torch, or compute it outside of the module "
+            "and pass it as an argument"
+        )
     if "data-dependent" in said or "DataDependent" in type(error).__name__:
         return (
             "; the module decides by values of tensors: write it with torch.where, or compute the "

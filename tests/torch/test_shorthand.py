@@ -1,0 +1,156 @@
+"""Functions that torch's exporter lacks, or gets wrong: outputs and gradients are torch's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from engine.errors import UnsupportedOpError
+from engine.trainer.pytorch.export import export
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
+
+INDICES = torch.tensor([[0, 2, 1], [3, 3, 0], [6, 1, 1]])
+
+
+class Applied(nn.Module):
+    """A module whose outputs are functions of the output of a linear layer."""
+
+    def __init__(self, width: int, functions: dict[str, Callable[..., Any]], **parts: Any) -> None:
+        super().__init__()
+        self.a, self.functions = nn.Linear(width, width), functions
+        self.parts = nn.ModuleDict(parts)
+
+    def forward(self, x: Any, *more: Any) -> Any:
+        y = self.a(x)
+        return {name: make(y, *more) for name, make in self.functions.items()}
+
+
+def export_as_in_torch(net: nn.Module, example: Any, folder: Path) -> None:
+    """`export` itself compares outputs and gradients with torch's."""
+    torch.manual_seed(0)
+    assert export(net, example, folder / "net.onnx", check_gradients=True).difference < 1e-5
+
+
+def test_adaptive_pools_of_windows_of_several_lengths(tmp_path: Path) -> None:
+    """Of values that are often equal, as after Relu; the first of them has the gradient."""
+    f = functional
+
+    def steps(x: Any) -> Any:
+        return x.clamp(-0.5, 0.5)
+
+    functions: dict[str, Callable[..., Any]] = {
+        "max1": lambda x: f.adaptive_max_pool1d(steps(x.flatten(2)), 11),
+        "max2": lambda x: f.adaptive_max_pool2d(steps(x.flatten(2, 3)), (4, 3)),
+        "all": lambda x: f.adaptive_max_pool2d(x.flatten(2, 3), (None, 1)),
+        "max3": lambda x: f.adaptive_max_pool3d(steps(x), (2, 3, 5)),
+        "mean3": lambda x: f.adaptive_avg_pool3d(x, (2, 3, 5)),
+        "mean2": lambda x: f.adaptive_avg_pool2d(x.flatten(2, 3), (4, 3)),
+    }
+    export_as_in_torch(Applied(7, functions), torch.randn(2, 3, 3, 5, 7), tmp_path)
+
+
+def test_attention_of_any_rank(tmp_path: Path) -> None:
+    """Also where what reads it counts on the strides of torch's kernels."""
+    attend = functional.scaled_dot_product_attention
+    mask = torch.randn(5, 5)
+    functions: dict[str, Callable[..., Any]] = {
+        "three": lambda x: attend(x[:, 0, 0], x[:, 0, 1], x[:, 1, 0], is_causal=True, scale=0.3),
+        "masked": lambda x: attend(
+            x[:, 0, 0], x[:, 0, 0], x[:, 0, 1], mask.expand(x.shape[0], 5, 5)
+        ),
+        "four": lambda x: attend(x[:, 0], x[:, 1], x[:, 0], mask).transpose(1, 2).flatten(2),
+        "biased": lambda x: (
+            attend(x[:, 0], x[:, 1], x[:, 1], x[:, 0, :1] @ x[:, 0, :1].mT)
+            .transpose(1, 2)
+            .contiguous()
+            .view(-1, 5, 24)
+        ),
+        "five": lambda x: attend(x, x * 2, x, mask),
+        "five masks": lambda x: attend(x, x * 2, x, mask.expand(x.shape[0], 2, 1, 5, 5)),
+    }
+    export_as_in_torch(Applied(8, functions), torch.randn(2, 2, 3, 5, 8), tmp_path)
+
+
+@pytest.mark.parametrize("is_causal", [None, False, True])
+def test_decoders_take_masks_as_they_are(is_causal: bool | None, tmp_path: Path) -> None:
+    layer = nn.TransformerDecoderLayer(8, 2, 16, 0.0, batch_first=True)
+    net = nn.TransformerDecoder(layer, 1)
+    mask = nn.Transformer.generate_square_subsequent_mask(4)
+    if not is_causal:
+        mask[0, 2] = 0
+
+    class Decodes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net
+
+        def forward(self, x: Any, memory: Any) -> Any:
+            return self.net(x, memory, tgt_mask=mask, tgt_is_causal=is_causal)
+
+    export_as_in_torch(Decodes(), (torch.randn(3, 4, 8), torch.randn(3, 6, 8)), tmp_path)
+
+
+def test_distances_signs_and_selections(tmp_path: Path) -> None:
+    edges = torch.tensor([-1.0, -0.3, 0.0, 0.4, 2.0])
+    functions: dict[str, Callable[..., Any]] = {
+        "euclidean": lambda x, i: torch.cdist(x, x[:, :2]),  # 0 for a row and itself
+        "manhattan": lambda x, i: torch.cdist(x, x[:, :2] * 2, p=1),
+        "largest": lambda x, i: torch.cdist(x, x[:, :2] * 2, p=float("inf")),
+        "signs": lambda x, i: torch.copysign(x, x.flip(1)) + x.copysign(x.relu() * -1),
+        "buckets": lambda x, i: x * torch.bucketize(x, edges, right=True),
+        "left buckets": lambda x, i: x * torch.bucketize(x, edges),
+        "places": lambda x, i: x * torch.searchsorted(edges, x, side="right"),
+        "rows": lambda x, i: x * torch.searchsorted(x.sort(-1)[0].detach(), x.detach()),
+        "third": lambda x, i: x.kthvalue(3, 1)[0] * x.kthvalue(3, 1, keepdim=True).indices[:, 0],
+        "middle": lambda x, i: x.median(-1).values + x[0, 0].median(),
+        "means": lambda x, i: x[:, 0].scatter_reduce(1, i, x[:, 1, :3], "mean"),
+        "other means": lambda x, i: x[:, 0].scatter_reduce(
+            1, i, x[:, 1, :3], "mean", include_self=False
+        ),
+    }
+    example = (torch.randn(3, 4, 7), INDICES)
+    export_as_in_torch(Applied(7, functions), example, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("function", "named"),
+    [
+        (lambda x: torch.erfinv(x.tanh()), "its exporter has no ONNX function for prims.erf_inv"),
+        (lambda x: x.put(torch.tensor([0]), x[0, :1]), "no ONNX function for aten.put"),
+        (lambda x: x * len(torch.nonzero(x > 0)) if x.sum() > 0 else x, "the module decides by"),
+    ],
+)
+def test_what_torch_cannot_export_is_named_with_its_line(
+    function: Any, named: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UnsupportedOpError, match=named) as caught:
+        export(Applied(4, {"y": function}), torch.randn(3, 4), tmp_path / "net.onnx")
+    assert re.search(r"\(test_shorthand.py, line \d+\); ", str(caught.value))
+
+
+def test_packed_sequences_are_refused_with_what_to_do(tmp_path: Path) -> None:
+    layer = nn.GRU(4, 4, batch_first=True)
+
+    def run(x: Any) -> Any:
+        packed = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([5, 3, 2]), batch_first=True)
+        return nn.utils.rnn.pad_packed_sequence(layer(packed)[0], batch_first=True)[0]
+
+    with pytest.raises(UnsupportedOpError, match=r"read its outputs up to each length"):
+        export(Applied(4, {"y": run}, layer=layer), torch.randn(3, 5, 4), tmp_path / "net.onnx")
+
+
+def test_statistics_over_all_batches_are_refused(tmp_path: Path) -> None:
+    norm = nn.BatchNorm1d(4, momentum=None)
+    net = nn.Sequential(nn.Linear(4, 4), norm).train()
+    with pytest.raises(UnsupportedOpError, match="BatchNorm1d '1' has momentum=None"):
+        export(net, torch.randn(3, 4), tmp_path / "net.onnx")
+    norm.eval()
+    export_as_in_torch(net, torch.randn(3, 4), tmp_path)
