@@ -147,6 +147,14 @@ def test_packed_sequences_are_refused_with_what_to_do(tmp_path: Path) -> None:
         export(Applied(4, {"y": run}, layer=layer), torch.randn(3, 5, 4), tmp_path / "net.onnx")
 
 
+def test_rows_that_a_mask_selects_are_refused_with_what_to_do(tmp_path: Path) -> None:
+    """As BART's head of classification does; the nodes after them are not listed."""
+    net = Applied(4, {"y": lambda x: x[x[..., 0] > 0].sum(0) * x})
+    with pytest.raises(UnsupportedOpError, match=r"NonZero .*\nx\[mask\] has as many") as caught:
+        export(net, torch.randn(3, 5, 4), tmp_path / "net.onnx")
+    assert "is not known\n" not in str(caught.value)
+
+
 def test_statistics_over_all_batches_are_refused(tmp_path: Path) -> None:
     norm = nn.BatchNorm1d(4, momentum=None)
     net = nn.Sequential(nn.Linear(4, 4), norm).train()

@@ -59,6 +59,10 @@ TOLERANCE = 1e-3  # of outputs, relative to the largest of them if that is above
 PACKAGES = ("torch", "onnxscript")
 ONE_FILE = 1 << 30  # bytes of parameters; with more, they are in a file beside the model
 SHOWN = 5  # nodes that a message lists
+MASKED = (
+    "\nx[mask] has as many rows as the mask has ones, which is not known before; multiply by the "
+    "mask, or choose rows by their places: x[torch.arange(len(x)), mask.int().argmax(1)]"
+)
 
 
 @check_arguments
@@ -346,8 +350,12 @@ def _check_support(path: str, sizes: Mapping[str, int]) -> None:
 
     wrong = [row for row in table if row.status == support.UNSUPPORTED]
     if wrong:
+        # Nodes after these lack types for their sake, and would hide the next cause.
+        causes = [row for row in wrong if not row.follows] or wrong
+        advice = MASKED if any(row.op == "NonZero" and not row.domain for row in causes) else ""
         raise UnsupportedOpError(
-            f"the engine cannot run these nodes; replace the parts of the module:{describe(wrong)}"
+            "the engine cannot run these nodes; replace the parts of the module:"
+            f"{describe(causes)}{advice}"
         )
     dead = [row for row in table if row.status == support.FORWARD]
     if dead:
