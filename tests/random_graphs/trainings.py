@@ -135,7 +135,8 @@ def _apart(
         except (EngineError, MixedError) as error:
             report.refused.append(("samples", str(error)))
             continue
-        return made, trained, samples
+        if graph.types[end].shape[0] == "n":  # otherwise its samples are on another axis
+            return made, trained, samples
     return None
 
 
