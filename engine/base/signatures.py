@@ -369,7 +369,7 @@ class _Scope(dict[str, Any]):
 
 def _evaluate(hint: Any, scope: Mapping[str, Any]) -> Any:
     """Evaluate an annotation, which is a text in every module of this package."""
-    while isinstance(hint, str):  # twice so for an alias that names what type checkers import
+    while isinstance(hint, str):  # also an alias that is a text
         hint = eval(hint, {}, _Scope(scope))
     return hint
 
@@ -389,6 +389,8 @@ def _open_alias(hint: Any) -> Any:
 def _list_members(hint: Any) -> tuple[Any, ...]:
     """Return the members of a union, or the annotation itself."""
     hint = _open_alias(hint)
+    if isinstance(hint, typing.ForwardRef):  # in an alias: a class that only type checkers import
+        hint = _evaluate(hint.__forward_arg__, {})
     if isinstance(hint, _Either):
         return tuple(hint)
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:

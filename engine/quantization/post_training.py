@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from engine.base.errors import UnsupportedOpError
 from engine.base.fields import select_options
 from engine.base.signatures import check_arguments
-from engine.graphs.io.writable_model import Model, Path, WritableModel  # noqa: F401  # Model has Path
+from engine.graphs.io.writable_model import Model, WritableModel
 from engine.quantization.calibration import Calibrator
 from engine.quantization.options import Qat, Quantization
 

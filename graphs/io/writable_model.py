@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, Union
 
 from engine.base.signatures import check_arguments
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from engine.graphs.ir.graph import Graph
 
 Path: TypeAlias = str | os.PathLike[str]
-Model: TypeAlias = "onnx.ModelProto | Path | bytes | Graph"
+Model: TypeAlias = Union["onnx.ModelProto", Path, bytes, "Graph"]
 
 
 @check_arguments
