@@ -24,13 +24,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from bench.measuring import ROOT
 from bench.rows import WRONG, Bench, Cells
 from bench.tables import format_cell
 from engine import Trainer
 from engine.api import CheckpointState
+from engine.base.aliases import Array
 from engine.tools import cli
 from engine.tools.actions import templates
 from engine.tools.dev import flower_apps
@@ -40,8 +40,6 @@ WORK = ROOT / "build" / "examples"
 FEDERATION = "federation.toml"  # which a project that Flower runs has
 BATCH = 8  # of the comparisons
 RELATIVE, ABSOLUTE = 1e-3, 1e-4  # of the model in onnxruntime, whose kernels are others
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,8 @@ import warnings
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from bench.measuring import ROOT
 from bench.processes import find_peer_python
@@ -27,9 +25,9 @@ from bench.recipes import measure_relative
 from bench.rows import WRONG, Bench, Cells
 from bench.tables import format_cell, make_markdown
 from engine import SGD, Trainer
+from engine.base.aliases import Array
 from engine.errors import EngineError
 
-Array = npt.NDArray[Any]
 TOLERANCE, RATE = 1e-5, 0.01
 SUBJECTS = {"keras": "keras_models", "jax": "jax_models"}
 COLUMNS = ("model", "outputs:.0e", "losses:.0e", "inference:.0e", "remark")

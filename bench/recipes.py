@@ -31,10 +31,10 @@ import numpy as np
 import engine.artifacts  # noqa: F401  # the snippets find it, when this folder is off the path
 from bench.measuring import ROOT
 from bench.rows import WRONG, Bench, Cells
+from engine.base.aliases import Array
 
 PAGE = ROOT / "docs/from-pytorch.md"
 TOLERANCE = 1e-3
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,8 @@ from bench.families.recorded import DATA
 from bench.families.rewrites import REWRITINGS, Rewriting, walk
 from bench.families.train import Comparison, compare_as_it_is
 from bench.tables import make_markdown
-from engine.tools.dev.export_artifacts import Array, cut_first_line
+from engine.base.aliases import Array
+from engine.tools.dev.export_artifacts import cut_first_line
 
 Survivors = dict[str, tuple[str, str]]  # by its name now: what it was called, and its order
 FOLDED = "the rewriter folded a parameter"

@@ -19,10 +19,10 @@ import onnx
 from onnx.reference import ReferenceEvaluator
 
 from engine.api import CheckpointState, Module, Optimizer
+from engine.base.aliases import Array
 from engine.errors import EngineError
 from engine.tools.dev.export_artifacts import (
     OUTPUT,
-    Array,
     cut_first_line,
     list_batch,
     list_inputs,

@@ -11,6 +11,7 @@ from functools import partial
 from itertools import islice, zip_longest
 from typing import TYPE_CHECKING
 
+from engine.base.aliases import Shapes
 from engine.base.element_types import HALVES, ITEMSIZE
 from engine.base.errors import BudgetError, EngineError, InternalError
 from engine.checking import process
@@ -25,15 +26,7 @@ from engine.checking.report import (
     Suggestion,
     sort_by_bytes,
 )
-from engine.checking.subject import (
-    Opened,
-    Shapes,
-    Source,
-    Subject,
-    list_layers,
-    train_only,
-    with_optimizer,
-)
+from engine.checking.subject import Opened, Source, Subject, list_layers, train_only, with_optimizer
 from engine.plan.plan import Plan, format_bytes
 from engine.runtime.roofline import Roofline
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from engine.base.aliases import Shapes
 from engine.base.element_types import NUMPY
 from engine.base.plan_options import DEFAULTS, PlanOptions
 from engine.checkpoint.contents import Checkpoint, NominalTensor
@@ -21,7 +22,6 @@ from engine.training.planning import GradientUse, NotJoinableError
 from engine.training.state import CheckpointState, Slot
 
 Source = str | os.PathLike[str] | bytes
-Shapes = Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)

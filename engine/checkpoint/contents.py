@@ -31,11 +31,11 @@ import math
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from engine.base.aliases import Array
 from engine.base.element_types import ELEMENT_TYPES, MAX_RANK
 from engine.checkpoint.flatbuffer import (
     F32,
@@ -49,8 +49,6 @@ from engine.checkpoint.flatbuffer import (
     Source,
     open_source,
 )
-
-Array: TypeAlias = npt.NDArray[Any]
 
 IDENTIFIER = b"ODTC"
 VERSION = 2

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from engine.base.aliases import Array
 from engine.base.errors import CheckpointError, DTypeError, InputError
 from engine.checkpoint.contents import (
     CHECKSUM,
@@ -23,7 +24,6 @@ from engine.checkpoint.contents import (
     IDENTIFIER,
     SUPPORTED,
     VERSION,
-    Array,
     Checkpoint,
     NominalTensor,
     OptimizerGroup,

@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from engine.base.aliases import Array
 from engine.base.element_types import ELEMENT_TYPES, MAX_RANK
 from engine.base.errors import CheckpointError, DTypeError
 from engine.checkpoint.flatbuffer import (
@@ -31,8 +30,6 @@ from engine.checkpoint.flatbuffer import (
     quote,
 )
 from engine.system import files
-
-Array = npt.NDArray[Any]
 
 IDENTIFIER = b"TORT"
 VERSION = 1  # of the format; onnxruntime has no other

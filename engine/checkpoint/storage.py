@@ -26,12 +26,11 @@ import io
 import os
 import stat
 from collections.abc import Callable, Iterable
-from typing import TypeAlias
 
 from engine.base import arguments
+from engine.base.aliases import Array, StrPath
 from engine.base.errors import CheckpointError, FileError
 from engine.checkpoint.contents import (
-    Array,
     Checkpoint,
     NominalTensor,
     OptimizerGroup,
@@ -58,12 +57,11 @@ __all__ = [
     "write",
 ]
 
-Path: TypeAlias = str | os.PathLike[str]
 
 _NEW = ".odtc-new"
 
 
-def read(path: Path, allocate: Callable[[Checkpoint], None] | None = None) -> Checkpoint:
+def read(path: StrPath, allocate: Callable[[Checkpoint], None] | None = None) -> Checkpoint:
     """Return the checkpoint in the file `path`, with values from `<path>.data` if it refers to it.
 
     Nothing refers to the files afterwards: they may change or be deleted.
@@ -100,7 +98,7 @@ def read(path: Path, allocate: Callable[[Checkpoint], None] | None = None) -> Ch
         raise FileError(f"cannot read checkpoint {name!r}: {_explain(error)}") from error
 
 
-def holds_values(path: Path) -> bool:
+def holds_values(path: StrPath) -> bool:
     """Return whether there is a checkpoint at `path` whose parameters have values."""
     name = os.path.realpath(arguments.check_path("checkpoint", path))
     try:
@@ -112,7 +110,7 @@ def holds_values(path: Path) -> bool:
 
 def write(
     cp: Checkpoint,
-    path: Path,
+    path: StrPath,
     *,
     artifact: bool = False,
     external_threshold: int = EXTERNAL_THRESHOLD,
@@ -143,7 +141,7 @@ def write(
         raise FileError(f"cannot write checkpoint {name!r}: {_explain(error)}") from error
 
 
-def move(source: Path, target: Path) -> None:
+def move(source: StrPath, target: StrPath) -> None:
     """Move a checkpoint that was written elsewhere on this disk to its place, as `write` would.
 
     Raises:

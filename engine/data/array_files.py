@@ -18,6 +18,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from engine.base import arguments, limits
+from engine.base.aliases import Array
 from engine.base.errors import (
     EngineError,
     FileError,
@@ -25,7 +26,6 @@ from engine.base.errors import (
     NameNotFoundError,
     suggest_nearest,
 )
-from engine.data.samples import Array
 
 SUFFIXES = (".npy", ".npz")
 FLAWS = (ValueError, TypeError, SyntaxError, TokenError, OverflowError, RecursionError, EOFError)

@@ -9,20 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from engine.base.aliases import Array
 from engine.base.errors import InputError, ShapeError
 from engine.base.signatures import check_arguments
 from engine.data import array_files
 from engine.data.dataset import Dataset, Indices
 from engine.data.labels import encode_texts, is_text
-from engine.data.samples import (
-    Array,
-    Sample,
-    find_target,
-    name_field,
-    read_only,
-    refuse_nan,
-    to_array,
-)
+from engine.data.samples import Sample, find_target, name_field, read_only, refuse_nan, to_array
 
 CHECKED = 1 << 22  # elements that are looked at together for NaN: little beside any dataset
 

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from engine.base.aliases import Array
 from engine.base.errors import InputError, NameNotFoundError, ShapeError, suggest_nearest
 from engine.base.signatures import check_arguments
 from engine.data import randomness
 from engine.data.dataset import Dataset, Indices
-from engine.data.samples import Array, Sample, name_field, stack
+from engine.data.samples import Sample, name_field, stack
 
 MASK = "attention_mask"
 

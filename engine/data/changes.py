@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from engine.base.aliases import Array
 from engine.base.errors import DTypeError, InputError, suggest_nearest
-from engine.data.samples import BATCH, DECODED, PREPARED, Array, Augment, Sample, Stage
+from engine.data.samples import BATCH, DECODED, PREPARED, Augment, Sample, Stage
 
 if TYPE_CHECKING:
     from engine.data.dataset import Dataset

@@ -10,10 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.base import arguments
+from engine.base.aliases import Array
 from engine.base.errors import DTypeError, InputError
 from engine.base.signatures import check_arguments
 from engine.data import randomness
-from engine.data.samples import Array, Augment, Sample, find_columns, stack
+from engine.data.samples import Augment, Sample, find_columns, stack
 
 Indices = npt.NDArray[np.intp]
 SHOWN = 6  # classes of a representation

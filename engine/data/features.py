@@ -27,13 +27,11 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from numpy.lib.stride_tricks import sliding_window_view
 
+from engine.base.aliases import Floats
 from engine.base.errors import InputError, ShapeError
 from engine.base.signatures import Range, check_arguments
-
-Floats = npt.NDArray[np.float32]
 
 LOBES = 32  # of the sinc on each side
 ROLLOFF = 0.9  # of the lower of the two Nyquist frequencies; beyond it the window's slope lies

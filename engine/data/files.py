@@ -12,11 +12,12 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from engine.base import arguments
+from engine.base.aliases import Array
 from engine.base.errors import EngineError, InputError
 from engine.base.signatures import check_arguments
 from engine.data.dataset import Dataset, Indices
 from engine.data.folders import list_all, list_classes
-from engine.data.samples import Array, Augment, Sample, read_only
+from engine.data.samples import Augment, Sample, read_only
 from engine.system.config import count_cores
 
 CACHE = 512 << 20  # bytes of decoded files that a dataset keeps

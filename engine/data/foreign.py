@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from engine.base.aliases import Array
 from engine.base.errors import InputError
 from engine.data.dataset import Dataset, Indices
-from engine.data.samples import Array, Sample, as_sample, find_columns, find_target, stack, to_array
+from engine.data.samples import Sample, as_sample, find_columns, find_target, stack, to_array
 from engine.data.streams import Stream, group_samples, set_epoch
 
 READ = 1024  # rows of a table that are read together where only their lengths are wanted

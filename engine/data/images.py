@@ -9,12 +9,12 @@ from typing import Any, Literal
 import numpy as np
 
 from engine.base import arguments
+from engine.base.aliases import Array
 from engine.base.errors import DTypeError, InputError, ShapeError
 from engine.base.signatures import AT_LEAST_0, check_arguments
 from engine.data import pictures
 from engine.data.files import CACHE, DecodedFiles
 from engine.data.pictures import ColorMode, Pixels
-from engine.data.samples import Array
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 

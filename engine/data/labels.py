@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.base import arguments
+from engine.base.aliases import Array
 from engine.base.errors import (
     DTypeError,
     InputError,
@@ -17,7 +18,6 @@ from engine.base.errors import (
     join_names,
     suggest_nearest,
 )
-from engine.data.samples import Array
 
 ClassWeight = str | Mapping[Any, float] | Sequence[float]
 SHOWN = 20  # classes of a message

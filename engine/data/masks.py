@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.base import arguments
+from engine.base.aliases import Array
 from engine.base.errors import EngineError, InputError, ShapeError
 from engine.base.signatures import AT_LEAST_0, check_arguments
 from engine.data import pictures
@@ -20,7 +21,7 @@ from engine.data.files import CACHE, READERS
 from engine.data.folders import find_pair, list_files, refuse_divided_pair
 from engine.data.images import Images
 from engine.data.pictures import ColorMode, Pixels
-from engine.data.samples import IGNORED, Array, Sample, read_only
+from engine.data.samples import IGNORED, Sample, read_only
 from engine.system.config import count_cores
 
 BORDER = 255  # stands in masks for pixels without a class, beside 0, 1, 2, ...

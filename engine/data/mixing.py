@@ -20,10 +20,11 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from engine.base.aliases import Array
 from engine.base.errors import DTypeError, InputError, ShapeError
 from engine.base.fields import describe_fields
 from engine.base.signatures import AT_LEAST_1, Range, check_arguments
-from engine.data.samples import BATCH, Array, Stage
+from engine.data.samples import BATCH, Stage
 
 RANGES = {"alpha": Range(0, 1e6, above=True), "classes": AT_LEAST_1}
 

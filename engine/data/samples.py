@@ -6,12 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from engine.base import arguments
+from engine.base.aliases import Array
 from engine.base.errors import InputError, NameNotFoundError, ShapeError, suggest_nearest
 
-Array = npt.NDArray[Any]
 Sample = tuple[Array, ...]
 """The arrays of one sample, in the order of a model's inputs."""
 Batch = tuple[Array, ...] | dict[str, Array]

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Generator
 from dataclasses import dataclass
 
+from engine.base.aliases import Array
 from engine.base.errors import ShapeError
 from engine.data.loader import Batches, DatasetBatches
-from engine.data.samples import Array, Batch, count_samples
+from engine.data.samples import Batch, count_samples
 
 
 @dataclass(frozen=True, slots=True)

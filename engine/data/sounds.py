@@ -8,12 +8,12 @@ from typing import Any, Literal
 
 import numpy as np
 
+from engine.base.aliases import Array, Floats
 from engine.base.errors import FileError, InputError
 from engine.base.signatures import AT_LEAST_0, check_arguments
-from engine.data.features import LOUDEST, Floats, LogMel, resample
+from engine.data.features import LOUDEST, LogMel, resample
 from engine.data.files import CACHE, DecodedFiles
 from engine.data.packages import require
-from engine.data.samples import Array
 
 RATE, CHANNELS = 768000, 64  # of a file, at most: a damaged header must not fill the memory
 SUFFIXES = (".wav", ".flac", ".ogg", ".mp3", ".aiff", ".aif")

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from engine.base.aliases import Array
 from engine.base.errors import DTypeError, InputError
 from engine.base.signatures import check_arguments
 from engine.data.columns import Raw, Rows, SheetRows
@@ -17,7 +18,7 @@ from engine.data.csv_file import read
 from engine.data.dataset import Dataset, Indices
 from engine.data.frames import FrameRows, is_frame
 from engine.data.preparation import Preparation
-from engine.data.samples import Array, Sample, read_only
+from engine.data.samples import Sample, read_only
 from engine.data.targets import Task, read_target
 
 Missing = Literal["error", "drop", "mean", "median", "flag", "keep"]

@@ -8,10 +8,10 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from engine.base.aliases import Array
 from engine.base.errors import InputError, suggest_nearest
 from engine.data.columns import Rows
 from engine.data.preparation import convert_to_float32
-from engine.data.samples import Array
 
 Task = Literal["classification", "regression"]
 

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 
 from engine.base import arguments
+from engine.base.aliases import Array
 from engine.base.errors import FileError, InputError
 from engine.base.signatures import check_arguments
 from engine.data.columns import SheetRows
 from engine.data.csv_file import read as read_csv
 from engine.data.dataset import Dataset, Indices
 from engine.data.folders import list_all, list_classes
-from engine.data.samples import Array, Sample, read_only
+from engine.data.samples import Sample, read_only
 from engine.data.targets import find_classes
 from engine.data.tokens import ByteTokenizer, Tokens
 

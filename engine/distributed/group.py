@@ -11,11 +11,10 @@ from collections.abc import Sequence
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
+from engine.base.aliases import Array
 from engine.base.errors import GroupError
 
-Array = npt.NDArray[Any]
 LONGEST = 1 << 30  # bytes of facts and messages between ranks, without arrays
 
 

@@ -21,8 +21,9 @@ from typing import Any, NoReturn
 import numpy as np
 from mpi4py import MPI
 
+from engine.base.aliases import Array
 from engine.base.errors import DTypeError, GroupError, StateError
-from engine.distributed.group import Array, are_lengths, name_ranks
+from engine.distributed.group import are_lengths, name_ranks
 
 _SPIN = 2e-3  # seconds for which a call is polled without a pause
 _PAUSE = 1e-4  # seconds between two polls after that

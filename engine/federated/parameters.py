@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.base import arguments
+from engine.base.aliases import Array
 from engine.base.errors import (
     DTypeError,
     InputError,
@@ -30,7 +31,6 @@ from engine.base.errors import (
     suggest_nearest,
 )
 
-Array = npt.NDArray[Any]
 Arrays = dict[str, Array]
 
 

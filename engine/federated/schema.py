@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from engine.base.aliases import Array
 from engine.base.errors import DTypeError, InputError, NonFiniteError, ShapeError
 
 LARGEST = 2.0**60  # of parameters and of numbers: float32 holds the square of it
@@ -26,8 +26,6 @@ MAX_EXAMPLES = 1_000_000  # of one client in one round, unless `max-examples` se
 EXAMPLES = "num-examples"  # Flower's name for the number of samples of an answer
 _MOST_NUMBERS = 64
 _LONGEST_NAME = 200
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)

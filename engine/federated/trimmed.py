@@ -19,17 +19,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from engine.base import errors
+from engine.base.aliases import Array
 from engine.base.errors import EngineError, InputError, ModelWarning, NonFiniteError
 from engine.data.randomness import permute
 from engine.federated import parameters
 from engine.federated.learner import Kept, Learned, LocalLearner, require_samples
 from engine.federated.local_options import LocalOptions
 from engine.trainer.metrics.named import list_results, metrics_of
-
-Array = npt.NDArray[Any]
 
 _CHECKPOINT = "checkpoint"  # name of a kept array
 

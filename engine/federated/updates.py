@@ -36,6 +36,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from engine.base.aliases import Array, Shapes
 from engine.base.element_types import round_to_bfloats, widen_bfloats
 from engine.base.errors import (
     DTypeError,
@@ -47,10 +48,8 @@ from engine.base.errors import (
 )
 from engine.base.signatures import Range, check_arguments
 
-Array = npt.NDArray[Any]
 Vector = npt.NDArray[np.float32]
 Update = dict[str, npt.NDArray[np.float32]]
-Shapes = Mapping[str, tuple[int, ...]]
 
 INDICES, VALUES = "indices", "values"
 _ON_THE_WIRE: dict[str, np.dtype[Any]] = {

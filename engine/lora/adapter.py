@@ -11,11 +11,11 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
+from engine.base.aliases import Array, StrPath
 from engine.base.errors import (
     CheckpointError,
     InputError,
@@ -34,8 +34,6 @@ from engine.system import files
 if TYPE_CHECKING:
     from engine.training.module import Module
 
-Array = npt.NDArray[Any]
-Path: TypeAlias = str | os.PathLike[str]
 
 PREFIX = "base_model.model."  # peft's, before the names of the module's own parameters
 TENSORS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
@@ -136,7 +134,7 @@ class Adapter:
     # --- files
 
     @classmethod
-    def load(cls, path: Path) -> Adapter:
+    def load(cls, path: StrPath) -> Adapter:
         """Read a folder that peft has written, its `.safetensors` file, or an `.onnx_adapter`.
 
         Raises:
@@ -157,7 +155,7 @@ class Adapter:
         rank = _find_rank(tensors, place)
         return cls(tensors, rank, **_read_settings(config, rank) if os.path.exists(config) else {})
 
-    def save(self, path: Path) -> None:
+    def save(self, path: StrPath) -> None:
         """Write a folder that peft can read, or an `.onnx_adapter` if the path ends so.
 
         A crash leaves the old adapter, the new one, or a folder without tensors.

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
-import numpy.typing as npt
-
+from engine.base.aliases import Array, StrPath
 from engine.base.errors import InputError
 from engine.base.signatures import check_arguments
 from engine.graphs.io.writable_model import Model, WritableModel
@@ -18,9 +16,6 @@ if TYPE_CHECKING:
     from engine.graphs.io.note import Note
     from engine.graphs.ir.graph import Graph
     from engine.graphs.offline.lora import AdapterSummary
-
-Array: TypeAlias = npt.NDArray[Any]
-Path: TypeAlias = str | os.PathLike[str]
 
 
 @check_arguments
@@ -94,7 +89,7 @@ def parameters(model: Model) -> list[str]:
 
 
 @check_arguments
-def merge(model: Model, path: Path, *, dequantise: bool = False) -> list[str]:
+def merge(model: Model, path: StrPath, *, dequantise: bool = False) -> list[str]:
     """Merge adapters into the weights: write the model with W + scale B A instead of W.
 
     Args:
@@ -121,7 +116,7 @@ def merge(model: Model, path: Path, *, dequantise: bool = False) -> list[str]:
 
 
 @check_arguments
-def open_inputs(model: Model, path: Path) -> list[str]:
+def open_inputs(model: Model, path: StrPath) -> list[str]:
     """Write the model with its adapters as inputs, which each run can set.
 
     The adapters' parameters become inputs with the present values as defaults: onnxruntime replaces

@@ -6,8 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import numpy as np
-
 from engine.base import arguments
 from engine.base.errors import InputError
 from engine.base.other_names import LOSS_INPUTS
@@ -18,7 +16,6 @@ if TYPE_CHECKING:
     from engine.graphs.ir.graph import Graph
     from engine.graphs.offline.loss_nodes import LossNodes
 
-Array = np.ndarray[Any, np.dtype[Any]]
 Activation = Literal["sigmoid", "softmax"]  # makes probabilities of scores
 _COUNTS = ("no", "one", "two", "three")
 

@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from engine.base import arguments
+from engine.base.aliases import Array
 from engine.base.errors import InputError, ShapeError
 from engine.base.signatures import AT_LEAST_0, FINITE, SHARE, check_arguments
-from engine.loss_types.base import Activation, Array, NamedLoss
+from engine.loss_types.base import Activation, NamedLoss
 from engine.system.files import NOTE, SHARES
 
 __all__ = ["CrossEntropyLoss", "FocalLoss", "NLLLoss"]

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from engine.base import arguments
+from engine.base.aliases import Array
 from engine.base.errors import ShapeError
 from engine.base.signatures import ABOVE_0, AT_LEAST_0, FINITE, check_arguments
-from engine.loss_types.base import Array, NamedLoss
+from engine.loss_types.base import NamedLoss
 
 __all__ = ["BCEWithLogitsLoss", "HuberLoss", "KLDivLoss", "L1Loss", "MSELoss", "SmoothL1Loss"]
 

@@ -23,9 +23,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 
 from engine.base import arguments
+from engine.base.aliases import Array
 from engine.base.errors import InputError, ShapeError
 from engine.base.signatures import ABOVE_0, FINITE, check_arguments
-from engine.loss_types.base import Activation, Array, NamedLoss
+from engine.loss_types.base import Activation, NamedLoss
 
 __all__ = ["CIoULoss", "DiceLoss", "GIoULoss"]
 

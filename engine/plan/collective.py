@@ -30,8 +30,8 @@ from itertools import pairwise
 from typing import Any, Literal, get_args
 
 import numpy as np
-import numpy.typing as npt
 
+from engine.base.aliases import Array
 from engine.base.errors import GroupError
 from engine.distributed.group import PendingSum, RankGroup
 from engine.plan.context import STATUS
@@ -51,8 +51,6 @@ Kind = Literal["sum", "start", "wait", "moments", "agree", ""]
 REDUCE, MOMENTS, AGREE = "all_reduce", "reduce_moments", "agree"
 KINDS = get_args(Kind)[:-1]
 REDUCTIONS = KINDS[:3]
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from engine.base.aliases import Array
 from engine.plan.plan import PHASES, Kernel
 from engine.profiling.profile import Profile
 from engine.profiling.times import StepTime
@@ -18,8 +17,6 @@ from engine.runtime.roofline import Roofline, measure
 from engine.runtime.team import Resolver
 from engine.runtime.timing import Stopwatch
 from engine.system.paths import Paths
-
-Array = npt.NDArray[Any]
 
 WARM_UP = 2  # runs before those that count
 

@@ -17,8 +17,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
+from engine.base.aliases import Array
 from engine.base.errors import InputError
 from engine.data import batches
 from engine.data.loader import Batches
@@ -29,7 +29,6 @@ from engine.training.inference import Session
 if TYPE_CHECKING:
     from engine.graphs.ir.graph import Graph
 
-Array = npt.NDArray[Any]
 BINS = 2048  # of a histogram
 LEVELS = 128  # steps of entropy's distribution Q: int8 has as many on one side of 0
 BATCH = 8  # samples, unless the model fixes their number

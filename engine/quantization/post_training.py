@@ -14,9 +14,9 @@ from engine.quantization.calibration import Calibrator
 from engine.quantization.options import Qat, Quantization
 
 if TYPE_CHECKING:
+    from engine.base.aliases import Array
     from engine.graphs.ir.graph import Graph
     from engine.graphs.offline.static_quantization import Scheme
-    from engine.kernels.vocabulary.op import Array
 
 
 @check_arguments

@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from engine.base.aliases import Bytes
 from engine.base.element_types import NUMPY
 from engine.base.errors import OutOfMemoryError
 from engine.plan.plan import ALIGN
-
-Bytes = npt.NDArray[np.uint8]
 
 HUGE_PAGE = 1 << 21
 HUGE_BYTES = 1 << 22  # from this size on memory asks for huge pages; trimmed builds do so, too

@@ -25,15 +25,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from engine.base import limits
+from engine.base.aliases import Array, Bytes
 from engine.base.errors import EngineError, FileError, OutOfMemoryError
 from engine.plan.plan import ALIGN
-from engine.runtime.arena import Bytes
 from engine.system.files import NOTE, describe_error, is_inside, open_file
-
-Array = npt.NDArray[Any]
 
 PAGE = mmap.ALLOCATIONGRANULARITY
 _FIXED = 0x10  # MAP_FIXED, which mmap does not name; the same on Linux and macOS

@@ -20,11 +20,10 @@ from collections.abc import (
     Sequence,
 )
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from engine.base.aliases import Array, Bytes
 from engine.base.element_types import widen_bfloats
 from engine.base.errors import LabelError, StateError
 from engine.distributed.group import RankGroup
@@ -43,14 +42,12 @@ from engine.plan.context import (
 )
 from engine.plan.plan import FAULT, NOISE, PHASES, REGIONS, Buffer, Phase, Plan
 from engine.plan.verify import verify
-from engine.runtime.arena import Bytes, allocate, allocate_output, make_view
+from engine.runtime.arena import allocate, allocate_output, make_view
 from engine.runtime.change_clock import ChangeClock, Span, merge_spans
 from engine.runtime.constant_steps import MadeValues, share_made
 from engine.runtime.team import LAUNCH, WORKER, Resolver, Team, get_team
 from engine.runtime.timing import TIMED_KERNEL, Clock, Stopwatch
 from engine.system import forks
-
-Array = npt.NDArray[Any]
 
 _STEP_BYTES = STEP.dtype.itemsize
 LEAST_LENT = 1 << 16  # bytes of an output from which on writing it elsewhere beats copying it

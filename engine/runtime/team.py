@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from engine.base.aliases import Array
 from engine.base.errors import EngineError, StateError
 from engine.plan.context import CLAIM, CONTEXT, SPINS, STOP
 from engine.plan.plan import Kernel, KernelSpec
@@ -24,7 +24,6 @@ from engine.plan.words import LINE
 from engine.system.lock import RunLock
 
 Resolver = Callable[[Iterable[KernelSpec | Kernel]], Mapping[str, int]]
-Array = npt.NDArray[Any]
 
 LAUNCH, WORKER = KernelSpec("launch", ("i64",)), KernelSpec("worker", ("i64",))
 

@@ -12,14 +12,12 @@ import time
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from engine.base.aliases import Array
 from engine.base.errors import EngineError
 from engine.plan.context import MOVE, SPAN, TILES, TIMED, count_tile_words
 from engine.plan.plan import KernelSpec
 from engine.plan.words import LINE
-
-Array = npt.NDArray[Any]
 
 TIMED_KERNEL = KernelSpec("timed", ("i64",))
 _NANOSECONDS = 10**9

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from engine.base.aliases import Array
 from engine.base.errors import CheckpointError, InputError
 from engine.checkpoint import storage
 from engine.checkpoint.storage import NominalTensor
@@ -30,7 +30,6 @@ from engine.trainer.runs import RunFolder
 from engine.training.artifact_set import CHECKPOINT
 from engine.training.settings import FitOptions
 
-Array = npt.NDArray[Any]
 FILE = "average"  # of a checkpoint: the averaged parameters
 
 

@@ -12,11 +12,12 @@ import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
+from engine.base.aliases import Array, StrPath
 from engine.base.errors import InputError, NonFiniteError, StateError
 from engine.base.signatures import ABOVE_0, Range, check_arguments
 from engine.data.samples import IGNORED
 from engine.distributed.group import RankGroup
-from engine.trainer.learner import Array, Path, TrainingModels
+from engine.trainer.learner import TrainingModels
 from engine.trainer.metric import Given, Metric
 from engine.trainer.steps import Steps
 from engine.training.settings import StepOptions
@@ -51,7 +52,7 @@ class BatchTrainer:
 
     def __init__(
         self,
-        artifacts: Path,
+        artifacts: StrPath,
         prefix: str,
         outputs: Sequence[str] | None,
         learning_rate: float | None,
@@ -62,7 +63,7 @@ class BatchTrainer:
         self.learner = learner = TrainingModels(artifacts, prefix, options)
         self.training_steps = Steps(learner, options)
         self.ranks: Ranks | None = None
-        self.forward: onnx.ModelProto | Path | bytes | None = None
+        self.forward: onnx.ModelProto | StrPath | bytes | None = None
         self._recipe: Recipe | None = None
         self.classes: Sequence[str] | None = None
         self.kept: Mapping[str, Any] = {}
@@ -181,7 +182,7 @@ class BatchTrainer:
         """The factor of the loss in the next step; None if it is not scaled."""
         return None if self.optimizer is None else self.optimizer.loss_scale
 
-    def take_over(self, folder: Path) -> None:
+    def take_over(self, folder: StrPath) -> None:
         """Continue with other artifacts of the same model, for example to train more parameters.
 
         Parameters and optimizer state come from the checkpoint in the folder.  Only the names of
@@ -588,7 +589,7 @@ class BatchTrainer:
 
     # --- files
 
-    def save(self, path: Path) -> None:
+    def save(self, path: StrPath) -> None:
         """Write a checkpoint, from which another trainer of these artifacts continues exactly.
 
         It contains the parameters, the optimizer's state, the learning rate, and the position in
@@ -608,7 +609,7 @@ class BatchTrainer:
             self.ranks.check_same()
             self.ranks.lead(lambda: self.learner.write_checkpoint(path))
 
-    def load(self, path: Path) -> None:
+    def load(self, path: StrPath) -> None:
         """Load a checkpoint that a trainer of these artifacts has saved.
 
         Args:
@@ -633,7 +634,7 @@ class BatchTrainer:
             described = DataDescription.read(pathlib.Path(path))
             self.learner.data_description = described or self.data_description
 
-    def export(self, path: Path, outputs: Sequence[str] | None = None) -> None:
+    def export(self, path: StrPath, outputs: Sequence[str] | None = None) -> None:
         """Write an ONNX model for inference, with the current parameters.
 
         Args:

@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy.typing as npt
-
+from engine.base.aliases import Array
 from engine.base.errors import NameNotFoundError, suggest_nearest
 from engine.base.signatures import AT_LEAST_0, check_arguments
 from engine.checkpoint import storage
@@ -21,8 +20,6 @@ from engine.trainer.fit import Callback as Callback
 from engine.trainer.fit import Fit
 from engine.trainer.history import direction, is_better
 from engine.training.mode import Mode
-
-Array = npt.NDArray[Any]
 
 
 @check_arguments(patience=AT_LEAST_0, min_delta=AT_LEAST_0)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
+from engine.base.aliases import Array
 from engine.base.errors import InputError, ShapeError
 from engine.data import batches
 from engine.data.shares import list_turns
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from engine.trainer.learner import TrainingModels
     from engine.trainer.metric import Metric
     from engine.trainer.ranks import Ranks
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True, repr=False)

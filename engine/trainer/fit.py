@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy.typing as npt
-
+from engine.base.aliases import Array
 from engine.base.representation import represent
 from engine.base.signatures import check_arguments
 from engine.trainer.evaluation import EvaluationBatch
@@ -22,8 +21,6 @@ from engine.trainer.history import History
 if TYPE_CHECKING:
     from engine.data.loader import Batches
     from engine.trainer.batch_trainer import BatchTrainer
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(eq=False, kw_only=True, repr=False)

@@ -6,17 +6,15 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from engine.base import arguments
+from engine.base.aliases import Array
 from engine.base.element_types import NUMPY
 from engine.base.errors import DTypeError, InputError, LabelError, ShapeError, suggest_nearest
 from engine.system.files import SHARES
 
 if TYPE_CHECKING:
     from engine.training.model import Model
-
-Array = npt.NDArray[Any]
 
 
 def make_arrays(model: Model, batch: Sequence[Any], whole: Sequence[str]) -> list[Array]:

@@ -12,10 +12,9 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
-import numpy.typing as npt
-
+from engine.base.aliases import Array, StrPath
 from engine.base.errors import CheckpointError, FileError, ShapeError, StateError
 from engine.system.files import SHARES, is_inside
 from engine.trainer.inputs import make_arrays
@@ -31,9 +30,6 @@ if TYPE_CHECKING:
     from engine.training import inference
     from engine.training.model import Model
     from engine.training.session import ModuleSession
-
-Array: TypeAlias = npt.NDArray[Any]
-Path: TypeAlias = str | os.PathLike[str]
 
 
 class TrainingModels:
@@ -60,7 +56,7 @@ class TrainingModels:
         EngineError: as the constructors of these.
     """
 
-    def __init__(self, folder: Path, prefix: str, options: StepOptions) -> None:
+    def __init__(self, folder: StrPath, prefix: str, options: StepOptions) -> None:
         self.options, self.folder, self.prefix = options, os.fspath(folder), prefix
         if not os.path.isdir(self.folder):
             raise FileError(
@@ -87,7 +83,7 @@ class TrainingModels:
             CheckpointState.load_checkpoint(base + artifact_set.CHECKPOINT),
         )
         evaluation, optimizer = base + artifact_set.EVALUATION, base + artifact_set.OPTIMIZER
-        self._sharing: dict[Path | bytes, Model] = {}
+        self._sharing: dict[StrPath | bytes, Model] = {}
         self.module = Module(
             base + artifact_set.TRAINING,
             self.state,
@@ -112,7 +108,7 @@ class TrainingModels:
         self.pending = 0
         self.module.lazy_reset_grad()
 
-    def reopen(self, folder: Path) -> None:
+    def reopen(self, folder: StrPath) -> None:
         """Continue with other artifacts of the same model; threads, seed and outputs stay.
 
         Raises:
@@ -285,7 +281,7 @@ class TrainingModels:
         values = self.session.run(model, self.make_arrays(model, features))
         return dict(zip(self.outputs, values, strict=True))
 
-    def make_session(self, source: Path | bytes | None = None) -> inference.Session:
+    def make_session(self, source: StrPath | bytes | None = None) -> inference.Session:
         """See `Trainer.session`."""
         from engine.training.inference import follow
 
@@ -293,7 +289,7 @@ class TrainingModels:
             return follow(lambda: (self.answering, self.session.seed))
         return follow(lambda: (self._share_parameters(source), self.session.seed))
 
-    def _share_parameters(self, source: Path | bytes) -> Model:
+    def _share_parameters(self, source: StrPath | bytes) -> Model:
         """Return the model of a file with the parameters of this learner, opened once."""
         from engine.training.inference import open_sharing
 
@@ -315,7 +311,7 @@ class TrainingModels:
             kept |= {name: name for name in external if name and is_inside(name)}
         return kept
 
-    def write_checkpoint(self, path: Path) -> None:
+    def write_checkpoint(self, path: StrPath) -> None:
         """Write a checkpoint of the parameters and of what the optimizer keeps.
 
         Raises:
@@ -323,7 +319,7 @@ class TrainingModels:
         """
         CheckpointState.save_checkpoint(self.state, path, include_optimizer_state=True)
 
-    def read_checkpoint(self, path: Path) -> None:
+    def read_checkpoint(self, path: StrPath) -> None:
         """Go on from the file of a checkpoint.
 
         Raises:

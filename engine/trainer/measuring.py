@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
+from engine.base.aliases import Array
 from engine.base.errors import InputError, NameNotFoundError
 from engine.distributed.group import gather_values
 from engine.trainer.inputs import count_samples
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from engine.trainer.learner import TrainingModels
     from engine.trainer.metric import Metric
     from engine.trainer.steps import Steps
-
-Array = npt.NDArray[Any]
 
 
 class TrainingMetrics:

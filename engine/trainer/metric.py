@@ -14,13 +14,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from engine.base import arguments
+from engine.base.aliases import Array
 from engine.base.errors import InputError, NameNotFoundError, NonFiniteError, suggest_nearest
 from engine.training.mode import Mode
 
-Array = npt.NDArray[Any]
 Tensors = Mapping[str, Array]
 
 

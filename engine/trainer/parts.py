@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from engine.base.aliases import Array
 from engine.base.errors import InputError
 from engine.base.proximal import MU
-from engine.training.model import Array
 from engine.training.plan_cache import make_key
 
 if TYPE_CHECKING:

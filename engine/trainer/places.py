@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
+from engine.base.aliases import Array
 from engine.base.errors import InputError
 from engine.data.array_files import is_data_path
 from engine.data.dataset import find_root
@@ -33,7 +33,6 @@ from engine.system import files
 if TYPE_CHECKING:
     from engine.trainer.learner import TrainingModels
 
-Array = npt.NDArray[Any]
 Rows = list[dict[str, Any]]
 
 

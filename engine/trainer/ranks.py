@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from engine.base.aliases import Array
 from engine.base.element_types import FLOATS
 from engine.base.errors import DTypeError, GroupError, InputError, LabelError, NonFiniteError
 from engine.base.package import VERSION
 from engine.data.loader import Batches
 from engine.data.shares import ONE, Share, find_bounds, list_shares
 from engine.distributed.agreement import Agreement, mark_agreed
-from engine.distributed.group import Array, RankGroup, gather_values, name_ranks, share
+from engine.distributed.group import RankGroup, gather_values, name_ranks, share
 from engine.plan import noise
 from engine.training.membership import Membership
 from engine.training.nonfinite import ELSEWHERE

@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from engine.base.aliases import Array
 from engine.base.errors import InputError, StateError
 from engine.trainer.inputs import split_batch
-from engine.trainer.learner import Array, TrainingModels
+from engine.trainer.learner import TrainingModels
 
 if TYPE_CHECKING:
     from engine.data import Batches

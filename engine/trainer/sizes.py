@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
+from engine.base.aliases import Array
 from engine.base.errors import InputError, ModelWarning, warn_user
 from engine.data.loader import Batches
 from engine.data.sources import batches
@@ -15,7 +15,6 @@ from engine.data.sources import batches
 if TYPE_CHECKING:
     from engine.training.model import Model
 
-Array = npt.NDArray[Any]
 BATCH_SIZE = 32  # of models that take any
 
 

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from engine.base.aliases import Array
 from engine.base.errors import BudgetError, InputError, StateError
 from engine.trainer.parts import Splitter
 from engine.trainer.step_plan import StepPlan
 from engine.training.joined import JoinedStep
-from engine.training.model import Array
 from engine.training.planning import NotJoinableError
 from engine.training.settings import StepOptions
 

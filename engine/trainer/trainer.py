@@ -21,9 +21,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from engine.base import arguments
+from engine.base.aliases import StrPath
 from engine.base.errors import InputError
 from engine.base.fields import expand_options, select_options
 from engine.base.signatures import check_arguments
@@ -44,8 +45,6 @@ if TYPE_CHECKING:
     from engine.trainer.history import History
     from engine.trainer.schedules import Schedule
     from engine.training.keywords import FitKeywords, StepKeywords, TrainerKeywords
-
-Path: TypeAlias = str | os.PathLike[str]
 
 
 @check_arguments
@@ -88,7 +87,7 @@ class Trainer(BatchTrainer):
 
     def __init__(
         self,
-        artifacts: Path,
+        artifacts: StrPath,
         *,
         prefix: str = "",
         outputs: Sequence[str] | None = None,
@@ -105,7 +104,7 @@ class Trainer(BatchTrainer):
     @expand_options(TrainerOptions)
     def from_onnx(
         cls,
-        model: onnx.ModelProto | Path | bytes,
+        model: onnx.ModelProto | StrPath | bytes,
         loss: LossType | Loss | Block | Mapping[str, Any] | str | None,
         optimizer: OptimType | OptimizerSpec | Block | str | None = None,
         *,
@@ -114,7 +113,7 @@ class Trainer(BatchTrainer):
         classes: int | None = None,
         qat: Qat | bool | None = None,
         data: Any = None,
-        folder: Path | None = None,
+        folder: StrPath | None = None,
         group: RankGroup | None = None,
         **options: Unpack[TrainerKeywords],
     ) -> Trainer:
@@ -184,11 +183,11 @@ class Trainer(BatchTrainer):
         data: Any = None,
         input_shape: Sequence[int] | None = None,
         words: int | None = None,
-        weights: Path | None = None,
+        weights: StrPath | None = None,
         train: str | Sequence[str] = "*",
         lora: Lora | str | None = None,
         qat: Qat | bool | None = None,
-        folder: Path | None = None,
+        folder: StrPath | None = None,
         group: RankGroup | None = None,
         **options: Unpack[TrainerKeywords],
     ) -> Trainer:
@@ -256,7 +255,7 @@ class Trainer(BatchTrainer):
         check_gradients: bool | None = None,
         qat: Qat | bool | None = None,
         data: Any = None,
-        folder: Path | None = None,
+        folder: StrPath | None = None,
         group: RankGroup | None = None,
         **options: Unpack[TrainerKeywords],
     ) -> Trainer:
@@ -309,7 +308,7 @@ class Trainer(BatchTrainer):
     @expand_options(StepOptions)
     def from_run(
         cls,
-        folder: Path,
+        folder: StrPath,
         checkpoint: Literal["best", "last"] = "best",
         *,
         group: RankGroup | None = None,
@@ -376,7 +375,7 @@ class Trainer(BatchTrainer):
         | str
         | None = None,
         callbacks: Sequence[Callback] = (),
-        folder: Path | None = None,
+        folder: StrPath | None = None,
         resume: bool = False,
         progress: bool = True,
         **options: Unpack[FitKeywords],

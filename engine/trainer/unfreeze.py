@@ -22,9 +22,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import numpy.typing as npt
-
 from engine.base import arguments
+from engine.base.aliases import Array
 from engine.base.errors import InputError, ModelWarning, NameNotFoundError, StateError
 from engine.checkpoint import storage
 from engine.system.paths import KEY, Paths
@@ -36,8 +35,6 @@ if TYPE_CHECKING:
     from engine.graphs.offline.optim_types import OptimizerSpec, OptimType
     from engine.onnxblock import Block
     from engine.trainer.batch_trainer import BatchTrainer
-
-Array = npt.NDArray[Any]
 
 
 class Unfreezing:

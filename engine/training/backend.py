@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from engine.base import arguments
+from engine.base.aliases import Array
 from engine.base.errors import EngineError, InputError, InternalError
 from engine.base.representation import represent
 from engine.base.signatures import check_arguments
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from onnx import NodeProto
 
     from engine.graphs.offline.support import SupportTable
-
-Array = npt.NDArray[Any]
 
 
 @check_arguments

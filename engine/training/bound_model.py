@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from engine.base import arguments
+from engine.base.aliases import Array
 from engine.base.element_types import NUMPY, SUPPORTED, widen_bfloats
 from engine.base.errors import DTypeError, InputError, ShapeError
 from engine.plan.plan import align
@@ -22,8 +22,6 @@ from engine.training.state import CheckpointState
 
 if TYPE_CHECKING:
     from engine.kernels.machine.target import Target
-
-Array = npt.NDArray[Any]
 
 
 class BoundModel(ModelFile):

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from engine.base.aliases import Array
 from engine.base.element_types import FLOATS
 from engine.base.errors import (
     DTypeError,
@@ -23,8 +23,6 @@ from engine.plan.plan import FILLED
 from engine.runtime.program import BoundProgram
 from engine.training.model import Model
 from engine.training.planning import Decoding
-
-Array = npt.NDArray[Any]
 
 IDS, MASK, POSITIONS = "input_ids", "attention_mask", "position_ids"
 LOGITS = "logits"

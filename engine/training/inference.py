@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from engine.base.aliases import Array
 from engine.base.element_types import NUMPY
 from engine.base.errors import (
     DTypeError,
@@ -33,7 +33,6 @@ from engine.training.state import CheckpointState
 if TYPE_CHECKING:
     from engine.profiling import Profile
 
-Array = npt.NDArray[Any]
 
 _ONNX_NAMES = {"float32": "float", "float64": "double"}  # where ONNX's name differs from NumPy's
 

@@ -14,11 +14,11 @@ import os
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
+from engine.base.aliases import Array
 from engine.base.element_types import ITEMSIZE, NUMPY, OF_NUMPY
 from engine.base.errors import ShapeError
 from engine.runtime import mapping
@@ -28,7 +28,6 @@ from engine.system.files import BFLOATS, NOTE
 if TYPE_CHECKING:
     from engine.graphs.ir.graph import Graph
 
-Array = npt.NDArray[Any]
 
 _COUNT = struct.Struct("<I")
 

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from engine.base.aliases import Array
 from engine.plan.plan import CHECK, COUNT, DONE, RATE
 from engine.runtime.program import BoundProgram
-from engine.training.model import Array
 from engine.training.module import Module
 from engine.training.optimizer import Optimizer
 from engine.training.planning import GradientUse

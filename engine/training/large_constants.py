@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from engine.base.aliases import Array
 from engine.training.memory import Memory
 from engine.training.model_file import ModelFile
-
-Array = npt.NDArray[Any]
 
 
 def freeze_constants(models: Sequence[ModelFile], memory: Memory) -> None:

@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import numpy.typing as npt
-
+from engine.base.aliases import Array, Bytes
 from engine.base.plan_options import DEFAULTS, PlanOptions
 from engine.plan.plan import Plan, align
 from engine.runtime import mapping
-from engine.runtime.arena import Bytes, allocate
+from engine.runtime.arena import allocate
 from engine.runtime.constant_steps import MadeValues
 from engine.runtime.mapping import MappedFile
 from engine.runtime.program import BoundProgram
@@ -25,7 +24,6 @@ from engine.training.state import CheckpointState
 if TYPE_CHECKING:
     from engine.kernels.binaries.source import KernelSet
 
-Array = npt.NDArray[Any]
 
 _memories: weakref.WeakSet[Memory] = weakref.WeakSet()
 

@@ -12,8 +12,7 @@ from dataclasses import astuple
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy.typing as npt
-
+from engine.base.aliases import Array, Bytes
 from engine.base.errors import (
     BudgetError,
     ModelError,
@@ -24,7 +23,6 @@ from engine.base.errors import (
 from engine.plan import plan_file
 from engine.plan.plan import Plan
 from engine.plan.states import State, StateLayout, lay_out
-from engine.runtime.arena import Bytes
 from engine.runtime.program import BoundProgram
 from engine.system.config import switch
 from engine.system.garbage import collecting_later
@@ -41,8 +39,6 @@ from engine.training.state import CheckpointState
 
 if TYPE_CHECKING:
     from engine.kernels.machine.target import Target
-
-Array = npt.NDArray[Any]
 
 
 class Model(BoundModel):

@@ -6,11 +6,10 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
-
-import numpy.typing as npt
+from typing import TYPE_CHECKING
 
 from engine.base import arguments
+from engine.base.aliases import Array
 from engine.base.errors import EngineError, InternalError, MissingPackageError
 from engine.runtime import mapping
 from engine.runtime.arena import make_view
@@ -27,7 +26,6 @@ from engine.training.plan_cache import Records
 if TYPE_CHECKING:
     from engine.graphs.ir.graph import Graph
 
-Array = npt.NDArray[Any]
 ModelSource = str | os.PathLike[str] | bytes | bytearray | memoryview
 
 BUFFER, UPDATED, RESET = "_grad.accumulation.buffer", "_grad.accumulation.out", "lazy_reset_grad"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from engine.base import arguments
+from engine.base.aliases import Array
 from engine.base.errors import DTypeError, EngineError, InputError, ShapeError, StateError
 from engine.base.plan_options import MAX_THREADS, PlanOptions, Precision
 from engine.base.signatures import AT_LEAST_1, Range, check_arguments
@@ -19,7 +20,7 @@ from engine.system.config import choose_threads as default_threads
 from engine.system.config import switch
 from engine.training.loss_scale import GROWTH_INTERVAL, LossScale, check_loss_scale
 from engine.training.membership import Membership
-from engine.training.model import Array, Model
+from engine.training.model import Model
 from engine.training.model_file import RESET, ModelSource
 from engine.training.session import ModuleSession
 from engine.training.state import CheckpointState, view_values

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
+from engine.base.aliases import Array, Bytes
 from engine.base.element_types import REALS
 from engine.base.errors import MissingPackageError
 from engine.plan.collective import list_collectives
 from engine.plan.plan import CHECK, PHASES, Buffer, Plan, PlanStep
-from engine.runtime.arena import Bytes, allocate
+from engine.runtime.arena import allocate
 from engine.runtime.program import BoundProgram
 from engine.system.paths import Paths
 from engine.training.model_file import RESET
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from engine.training.model import Model
     from engine.training.session import ModuleSession
 
-Array = npt.NDArray[Any]
 Ranges = tuple[tuple[str, float, float], ...]
 
 ELSEWHERE = "it began on another rank"

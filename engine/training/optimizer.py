@@ -8,16 +8,17 @@ from dataclasses import replace
 import numpy as np
 
 from engine.base import arguments
+from engine.base.aliases import Array, Bytes
 from engine.base.element_types import NUMPY
 from engine.base.errors import CheckpointError, InputError, NonFiniteError, ShapeError, StateError
 from engine.base.signatures import AT_LEAST_0, check_arguments
 from engine.checkpoint.storage import OptimizerGroup
 from engine.plan.plan import Plan
 from engine.plan.states import StateLayout
-from engine.runtime.arena import Bytes, allocate, make_view
+from engine.runtime.arena import allocate, make_view
 from engine.runtime.program import BoundProgram
 from engine.training import artifact_set
-from engine.training.model import Array, Model
+from engine.training.model import Model
 from engine.training.model_file import ModelSource
 from engine.training.module import Module
 from engine.training.plan_cache import Records

@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy.typing as npt
-
+from engine.base.aliases import Array
 from engine.base.element_types import ITEMSIZE
 from engine.base.errors import BudgetError, StateError
 from engine.plan.plan import DONE, Plan
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from engine.graphs.planner.planner import Planner
     from engine.training.state import Slot
 
-Array = npt.NDArray[Any]
 
 PLANNERS = 2  # that a model keeps: one serves all shapes, but not all values of inputs
 

@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from engine.base.aliases import Array
 from engine.base.errors import NonFiniteError, StateError
 from engine.plan.collective import SHARE
 from engine.plan.plan import LOSS_SCALE
 from engine.runtime.program import Before, BoundProgram
 from engine.training.membership import Membership
 from engine.training.memory import Memory
-from engine.training.model import Array, Model, open_models
+from engine.training.model import Model, open_models
 from engine.training.model_file import RESET, ModelSource
 from engine.training.state import CheckpointState
 

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.base import arguments
+from engine.base.aliases import Array, Bytes
 from engine.base.element_types import (
     FLOATS,
     ITEMSIZE,
@@ -43,13 +44,12 @@ from engine.base.signatures import check_arguments
 from engine.checkpoint import storage
 from engine.checkpoint.storage import Checkpoint, NominalTensor, OptimizerGroup
 from engine.plan.plan import align
-from engine.runtime.arena import Bytes, allocate, make_view
+from engine.runtime.arena import allocate, make_view
 from engine.runtime.change_clock import ChangeClock
 from engine.training import artifact_set
 from engine.training.artifact_set import SetId
 from engine.training.loss_scale import LEAST, MOST
 
-Array = npt.NDArray[Any]
 Source = str | os.PathLike[str] | bytes | bytearray | memoryview
 
 GROUP = "group0"

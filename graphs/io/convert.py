@@ -23,10 +23,10 @@ from onnx import (
     ValueInfoProto,
 )
 
+from engine.base.aliases import Array
 from engine.base.errors import InputError, ModelError, UnsupportedOpError
 from engine.graphs.io import opsets
 from engine.kernels.ops.registry import list_ops
-from engine.kernels.vocabulary.op import Array
 
 _UNKNOWN = {"MaxPoolGrad", "AveragePoolGrad"}  # onnxruntime-training puts these in ONNX's domain
 _ASIDE = "engine.aside"  # a domain for nodes that onnx must ignore during a conversion

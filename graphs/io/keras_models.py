@@ -10,11 +10,11 @@ import re
 
 import numpy as np
 
+from engine.base.aliases import Array
 from engine.base.element_types import FLOATS, OF_NUMPY
 from engine.graphs.io.module_paths import KERAS
 from engine.graphs.ir.graph import Graph, Names, Node, Subgraph
 from engine.kernels.ops.registry import list_ops
-from engine.kernels.vocabulary.op import Array
 
 _FOLDED = re.compile(r"const_fold_opt__\d+")
 # Values of layers that prepare inputs and train nothing, by the names that Keras gives them.

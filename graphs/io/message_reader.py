@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from engine.base import arguments
+from engine.base.aliases import Array
 from engine.base.element_types import NUMPY, OF_ONNX, ONNX_CODE, SUPPORTED, widen_bfloats
 from engine.base.errors import DTypeError, InputError, ModelError, UnsupportedOpError
 from engine.graphs.io import schemas, weights
@@ -38,7 +39,7 @@ from engine.graphs.io.protos import (
     ValueInfoProto,
 )
 from engine.graphs.ir.graph import TYPE_ATTRIBUTES, Graph, Node, Subgraph, check_rank
-from engine.kernels.vocabulary.op import Array, TensorType
+from engine.kernels.vocabulary.op import TensorType
 from engine.runtime import mapping
 from engine.system import files
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from engine.base import arguments
+from engine.base.aliases import Array
 from engine.base.element_types import (
     CODE_OF_NUMPY,
     NUMPY,
@@ -21,7 +22,7 @@ from engine.graphs.io.protos import TensorProto, TypeProto, ValueInfoProto
 from engine.graphs.ir.graph import Graph, Names, Node, find_type
 from engine.kernels.ops.registry import list_ops
 from engine.kernels.vocabulary.facts import Scaling
-from engine.kernels.vocabulary.op import Array, Dim, Op, TensorType
+from engine.kernels.vocabulary.op import Dim, Op, TensorType
 
 # Constants of these types are kept as the next wider type, which holds the same values.  This makes
 # no difference to ops that move or convert them.

@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from engine.base.aliases import Array
 from engine.kernels.ops.registry import list_ops
 from engine.kernels.vocabulary.facts import Role, Scaling
-from engine.kernels.vocabulary.op import Array
 from engine.system.paths import Paths
 
 KERAS = "tf2onnx"

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from engine.base import arguments, limits
+from engine.base.aliases import Array
 from engine.base.errors import EngineError, InputError, ModelError
 from engine.graphs.io import amounts, keras_models, opsets, schemas, scopes, weights
 from engine.graphs.io.message_reader import MessageReader
@@ -40,7 +41,6 @@ from engine.graphs.ir.graph import (
     Subgraph,
 )
 from engine.graphs.ir.units import check_integers
-from engine.kernels.vocabulary.op import Array
 from engine.runtime import mapping
 from engine.system import files
 from engine.system.paths import METADATA, Paths

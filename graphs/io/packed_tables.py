@@ -9,11 +9,12 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from engine.base.aliases import Array
 from engine.base.errors import DTypeError
 from engine.graphs.io.messages import UNSIGNED_NIBBLE, join_nibbles
 from engine.graphs.io.protos import TensorProto
 from engine.graphs.ir.graph import Graph, Names, Node
-from engine.kernels.vocabulary.op import MS, Array
+from engine.kernels.vocabulary.op import MS
 
 _IR = 10  # the first one of ONNX that has integers of 4 bits
 _MIDDLE = 8  # the zero point of unsigned integers where none is given

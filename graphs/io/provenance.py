@@ -16,9 +16,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from engine.base.aliases import Array
 from engine.base.errors import join_names
 from engine.graphs.io.module_paths import find_paths
-from engine.kernels.vocabulary.op import Array
 from engine.system.paths import Paths
 
 _SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"

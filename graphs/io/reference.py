@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from engine.base.aliases import Array
 from engine.graphs.io.onnx_io import make_node
 from engine.graphs.ir.graph import Node
 from engine.kernels.ops.registry import list_ops
-from engine.kernels.vocabulary.op import Array
 
 # These have bodies, which read other values, or can make large results from small inputs.
 NEVER_FOLDED = {

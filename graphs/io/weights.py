@@ -24,9 +24,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
+from engine.base.aliases import Array
 from engine.graphs.io.messages import count_stored, find_code, make_content
 from engine.graphs.io.protos import ModelProto, TensorProto
-from engine.kernels.vocabulary.op import Array
 from engine.runtime.mapping import Content
 
 INSIDE = "edgegrad.inside"  # key of a weight's place in its own file: offset and size in bytes

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, TypeAlias, Union
 
+from engine.base.aliases import StrPath
 from engine.base.signatures import check_arguments
 
 if TYPE_CHECKING:
@@ -12,8 +12,7 @@ if TYPE_CHECKING:
 
     from engine.graphs.ir.graph import Graph
 
-Path: TypeAlias = str | os.PathLike[str]
-Model: TypeAlias = Union["onnx.ModelProto", Path, bytes, "Graph"]
+Model: TypeAlias = Union["onnx.ModelProto", StrPath, bytes, "Graph"]
 
 
 @check_arguments
@@ -23,7 +22,7 @@ class WritableModel:
     __slots__ = ()
     graph: Graph
 
-    def save(self, path: Path) -> None:
+    def save(self, path: StrPath) -> None:
         """Write the model; large weights go to `<path>.data`.
 
         Raises:

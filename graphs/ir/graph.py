@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from engine.base.aliases import Array
 from engine.base.element_types import MAX_RANK, OF_NUMPY, SUPPORTED
 from engine.base.errors import DTypeError, ModelError, shorten
-from engine.kernels.vocabulary.op import Array, TensorType
+from engine.kernels.vocabulary.op import TensorType
 
 Types = dict[str, TensorType]  # of values, by name
 KnownTypes = Mapping[str, TensorType]

@@ -6,11 +6,12 @@ import contextlib
 from collections.abc import Mapping
 from typing import Generic, TypeVar
 
+from engine.base.aliases import Array
 from engine.base.errors import UnsupportedOpError, defects, suggest_nearest
 from engine.graphs.ir.graph import Graph, Node, Subgraph
 from engine.kernels.ops.registry import list_ops
 from engine.kernels.vocabulary.facts import Product, Scaling
-from engine.kernels.vocabulary.op import MS, OURS, Array, Op, Site, TensorType
+from engine.kernels.vocabulary.op import MS, OURS, Op, Site, TensorType
 from engine.kernels.vocabulary.sizes import is_size, make_shape_key
 from engine.kernels.vocabulary.terms import Formulas
 

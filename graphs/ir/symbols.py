@@ -51,11 +51,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from engine.base.aliases import Array
 from engine.base.errors import EngineError, InternalError, ShapeError
 from engine.graphs.ir.graph import Graph, Node
 from engine.kernels.ops.registry import list_ops
 from engine.kernels.vocabulary.facts import Movement
-from engine.kernels.vocabulary.op import Array, Dim, TensorType
+from engine.kernels.vocabulary.op import Dim, TensorType
 
 _PRIMES = tuple(n for n in range(5, 400) if all(n % d for d in range(2, int(n**0.5) + 1)))
 _POOLS = (tuple(n for n in _PRIMES if n > 64), tuple(n for n in _PRIMES if n < 64))

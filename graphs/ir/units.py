@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping
 
+from engine.base.aliases import Array
 from engine.base.element_types import OF_ONNX, REALS
 from engine.graphs.ir.graph import Graph, Node, Subgraph, find_type
 from engine.graphs.ir.sites import find_product, make_site
 from engine.kernels.ops.registry import list_ops
 from engine.kernels.vocabulary.facts import Factors, Scaling
-from engine.kernels.vocabulary.op import Array, Op, TensorType
+from engine.kernels.vocabulary.op import Op, TensorType
 from engine.kernels.vocabulary.units import check_scale, check_units
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto
 
+from engine.base.aliases import Array
 from engine.base.element_types import NUMPY
 from engine.base.errors import (
     EngineError,
@@ -31,7 +32,7 @@ from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.offline.optimizers import OPTIMIZER_IR
 from engine.graphs.offline.precision import widen_weights
 from engine.graphs.passes.infer import infer
-from engine.kernels.vocabulary.op import MS, Array, TensorType
+from engine.kernels.vocabulary.op import MS, TensorType
 
 T = TypeVar("T")
 

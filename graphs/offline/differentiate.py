@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from engine.base.aliases import Array
 from engine.base.element_types import FLOATS, NUMPY
 from engine.base.errors import (
     DTypeError,
@@ -30,7 +31,7 @@ from engine.graphs.ir.symbols import Inferred
 from engine.graphs.offline.quantize import join_quantizers
 from engine.graphs.offline.user_gradients import ToldGradient, note
 from engine.graphs.passes.expand import expand
-from engine.kernels.vocabulary.op import MS, Array, Dim, Op, Site, TensorType
+from engine.kernels.vocabulary.op import MS, Dim, Op, Site, TensorType
 
 
 def differentiate(

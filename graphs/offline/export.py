@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 
 from engine.base import arguments
+from engine.base.aliases import Array
 from engine.base.errors import (
     DTypeError,
     InputError,
@@ -25,7 +26,7 @@ from engine.graphs.offline.sparse import join_parts
 from engine.graphs.offline.ties import untie
 from engine.graphs.passes.infer import infer
 from engine.kernels.ops.registry import list_ops
-from engine.kernels.vocabulary.op import OURS, Array
+from engine.kernels.vocabulary.op import OURS
 from engine.system.files import NOTE
 from engine.system.paths import METADATA, Paths
 

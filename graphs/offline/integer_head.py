@@ -17,6 +17,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from engine.base.aliases import Array
 from engine.base.element_types import FLOATS, OF_ONNX
 from engine.graphs.io import reference
 from engine.graphs.ir.graph import Graph, Names, Node
@@ -25,7 +26,6 @@ from engine.graphs.offline.integer_layers import IntegerLayers, is_expanded
 from engine.graphs.passes.expand import expand_first
 from engine.graphs.passes.simplify import prune
 from engine.kernels.vocabulary.facts import CONV, GEMM, MATMUL, Factors
-from engine.kernels.vocabulary.op import Array
 
 # Ops that may lie between the last layer and the scores: they keep the number of classes.
 NORMALISING = frozenset(("Softmax", "LogSoftmax"))

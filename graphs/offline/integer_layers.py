@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from engine.base.aliases import Array
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.ir.sites import find_product, find_units
 from engine.graphs.offline.scaled_products import CHANNELS_OPSET
@@ -31,7 +32,7 @@ from engine.graphs.passes.expand import expand_first
 from engine.graphs.passes.simplify import prune
 from engine.kernels.ops.registry import list_ops
 from engine.kernels.vocabulary.facts import ATTENTION, Factors, Movement, Product
-from engine.kernels.vocabulary.op import MS, OURS, Array
+from engine.kernels.vocabulary.op import MS, OURS
 
 MOST_FACTORS = 8  # of scaled sums: the sums, the unit of x, and scales of weights
 _ORDERED = "MaxPool"  # it picks the largest number, which has the largest integer

@@ -22,11 +22,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from engine.base.aliases import Array
 from engine.base.element_types import FLOATS, OF_NUMPY, TRAINED_INTEGERS
 from engine.base.errors import DTypeError, UnsupportedOpError
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.ir.sites import is_dequantiser
-from engine.kernels.vocabulary.op import Array, TensorType
+from engine.kernels.vocabulary.op import TensorType
 
 
 @dataclass(frozen=True, slots=True)

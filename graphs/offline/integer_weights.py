@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from engine.base.aliases import Array
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.offline.quantize import LEARNED, PEAK, TRACKED
 from engine.graphs.offline.scales import find_scale
 from engine.graphs.passes.batchnorm import FOLDED
 from engine.graphs.passes.simplify import prune
 from engine.kernels.ops.fake_quantization import find_top
-from engine.kernels.vocabulary.op import OURS, Array
+from engine.kernels.vocabulary.op import OURS
 
 _LARGEST = 2.0**30  # of a bias in units of its scale, so that sums fit in int32
 _SHARES = np.arange(8, 33) / np.float32(32)  # of the largest weight, among which a scale is best

@@ -34,6 +34,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from engine.base.aliases import Array
 from engine.base.element_types import NUMPY
 from engine.base.errors import InputError, NameNotFoundError, UnsupportedOpError, join_names
 from engine.graphs.io.note import DOWN, METADATA, UP, Note, NotedLayer
@@ -47,7 +48,7 @@ from engine.graphs.offline.normalize import name_nodes, separate_equal
 from engine.graphs.offline.scaled_products import join_scales
 from engine.graphs.passes.control import unroll
 from engine.graphs.passes.infer import infer, note_output_types
-from engine.kernels.vocabulary.op import Array, TensorType
+from engine.kernels.vocabulary.op import TensorType
 from engine.system.paths import SHOWN, Paths
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from engine.base.aliases import Array
 from engine.base.errors import InputError
 from engine.graphs.io import reference
 from engine.graphs.io.note import DOWN, METADATA, UP
@@ -24,7 +25,7 @@ from engine.graphs.offline.linear import LinearLayer, LinearLayers
 from engine.graphs.offline.lora import note_of
 from engine.graphs.passes.infer import infer
 from engine.graphs.passes.simplify import prune
-from engine.kernels.vocabulary.op import Array, TensorType
+from engine.kernels.vocabulary.op import TensorType
 from engine.runtime import mapping
 
 BLOCK = 1 << 22  # bytes of a weight that are merged at once

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from engine.base.aliases import Array
 from engine.base.errors import UnsupportedOpError
 from engine.graphs.io import convert, onnx_io
 from engine.graphs.io.messages import NIBBLE, UNSIGNED_NIBBLE
 from engine.graphs.ir.graph import Graph
 from engine.graphs.ir.sites import is_dequantiser
 from engine.graphs.passes.infer import infer
-from engine.kernels.vocabulary.op import Array
 
 # The type of the bytes that become integers of 4 bits, and their range.
 _KINDS = {NIBBLE: (np.int8, -8, 7), UNSIGNED_NIBBLE: (np.uint8, 0, 15)}

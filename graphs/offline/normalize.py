@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from engine.base.aliases import Array
 from engine.graphs.ir.graph import Graph, Names, Node, Subgraph, find_type
 from engine.graphs.offline.dropped_paths import expect_masks
 from engine.graphs.passes.batchnorm import drop_statistics, list_batch_norms, read_values
 from engine.graphs.passes.simplify import prune
 from engine.kernels.ops.registry import list_ops
-from engine.kernels.vocabulary.op import OURS, Array
+from engine.kernels.vocabulary.op import OURS
 
 
 def name_nodes(graph: Graph) -> Graph:

@@ -24,11 +24,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from engine.base.aliases import Array
 from engine.base.element_types import ONNX_CODE
 from engine.base.errors import InputError
 from engine.base.proximal import ANCHOR, MU
 from engine.graphs.ir.graph import Graph, Names, Node
-from engine.kernels.vocabulary.op import Array
 
 
 def make_anchors(trainable: Mapping[str, Array]) -> dict[str, Array]:

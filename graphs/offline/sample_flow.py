@@ -24,6 +24,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from engine.base.aliases import Array
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.offline.sample_rules import ADVICE, SampleRules
 from engine.graphs.offline.sample_values import (
@@ -39,7 +40,7 @@ from engine.graphs.passes.expand import expand
 from engine.graphs.passes.infer import bind, infer
 from engine.graphs.passes.simplify import find_ancestors
 from engine.kernels.vocabulary.facts import Samples
-from engine.kernels.vocabulary.op import Array, Op
+from engine.kernels.vocabulary.op import Op
 
 # Nodes that add up elements.
 _ADDING = frozenset({Samples.SUM, Samples.MATMUL, Samples.GEMM, Samples.EINSUM})

@@ -6,12 +6,13 @@ import math
 
 import numpy as np
 
+from engine.base.aliases import Array
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.ir.sites import get_declaration
 from engine.graphs.offline.sample_values import Flow
 from engine.graphs.passes.infer import infer
 from engine.kernels.vocabulary.facts import Samples
-from engine.kernels.vocabulary.op import Array, TensorType
+from engine.kernels.vocabulary.op import TensorType
 
 # Linear in one input: the result for a sum of arrays is the sum of the results.
 LINEAR = frozenset(

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from engine.kernels.vocabulary.op import Array
+from engine.base.aliases import Array
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,13 +19,13 @@ from typing import Any
 
 import numpy as np
 
+from engine.base.aliases import Array
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.ir.symbols import Inferred
 from engine.graphs.passes.infer import infer
 from engine.graphs.passes.simplify import prune
 from engine.kernels.ops.registry import list_ops
 from engine.kernels.vocabulary.facts import Movement
-from engine.kernels.vocabulary.op import Array
 
 CHANNELS_OPSET = 13  # the first one whose DequantizeLinear has an axis
 _INTEGERS = (np.dtype(np.int8), np.dtype(np.uint8))

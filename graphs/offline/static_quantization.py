@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from engine.base.aliases import Array
 from engine.base.errors import InputError, UnsupportedOpError, suggest_nearest
 from engine.graphs.ir.graph import Graph, Names, Node, find_type
 from engine.graphs.ir.sites import (
@@ -36,7 +37,7 @@ from engine.graphs.passes.simplify import drop_identities, prune
 from engine.kernels.ops.fake_quantization import find_top
 from engine.kernels.ops.registry import list_ops
 from engine.kernels.vocabulary.facts import CONV, GEMM, MATMUL, Movement
-from engine.kernels.vocabulary.op import OURS, Array, TensorType
+from engine.kernels.vocabulary.op import OURS, TensorType
 
 _PRODUCTS = (CONV, GEMM, MATMUL)
 _SUPPORTED = ", ".join(product.of for product in _PRODUCTS)

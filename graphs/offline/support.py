@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from engine.base.aliases import Array
 from engine.base.element_types import FLOATS
 from engine.base.errors import EngineError, NoInfluenceError
 from engine.base.representation import shorten_name
@@ -31,7 +32,7 @@ from engine.graphs.passes.control import unroll
 from engine.graphs.passes.infer import infer
 from engine.graphs.planner.planner import make_plan
 from engine.kernels.machine.target import detect_host
-from engine.kernels.vocabulary.op import Array, TensorType
+from engine.kernels.vocabulary.op import TensorType
 from engine.system.paths import Paths
 
 TRAINABLE, NEUTRAL = "trainable", "needs no gradient"

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from engine.base import arguments
+from engine.base.aliases import Array
 from engine.base.element_types import FLOATS, OF_NUMPY
 from engine.base.errors import (
     InputError,
@@ -29,7 +30,6 @@ from engine.base.errors import (
     suggest_nearest,
 )
 from engine.graphs.ir.graph import Graph, Names, Node
-from engine.kernels.vocabulary.op import Array
 
 AUTO = "auto"
 MARK = "Tie/"

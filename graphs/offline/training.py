@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from engine.base.aliases import Array
 from engine.base.element_types import FLOATS, OF_NUMPY, TRAINED_INTEGERS, find_gradient_type
 from engine.base.errors import (
     DTypeError,
@@ -31,7 +32,7 @@ from engine.graphs.passes.batchnorm import choose_trained, give_own_statistics, 
 from engine.graphs.passes.infer import infer
 from engine.graphs.passes.patterns import fuse_patterns
 from engine.graphs.passes.simplify import prune
-from engine.kernels.vocabulary.op import MS, Array, TensorType
+from engine.kernels.vocabulary.op import MS, TensorType
 
 RESET = "lazy_reset_grad"
 LOSS = "loss"

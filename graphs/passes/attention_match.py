@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from engine.base.aliases import Array
 from engine.base.element_types import FLOATS
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.passes.attention_scores import HIDDEN, Reader, Refused, Scores, find_band
 from engine.graphs.passes.attention_values import Axes, HeadMatrix, MatrixProduct, Values
-from engine.kernels.vocabulary.op import MS, OURS, Array, Dim
+from engine.kernels.vocabulary.op import MS, OURS, Dim
 
 # The rows, columns and axes of heads of each matrix; `Values` names the axes.
 LAYOUTS = {"q": ("q", "d", "gr"), "k": ("k", "d", "g"), "v": ("k", "e", "g"), "y": ("q", "e", "gr")}

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from engine.base.aliases import Array
 from engine.graphs.ir.graph import Node
 from engine.graphs.passes.attention_values import MatrixProduct, Values
-from engine.kernels.vocabulary.op import Array
 
 HIDDEN = -1e30  # a lower score has probability 0 beside any score that products can reach
 RoleNode = tuple[str, Node]  # the role of a node, as `Reader.climb` names it; the node

@@ -14,12 +14,13 @@ from itertools import chain
 
 import numpy as np
 
+from engine.base.aliases import Array
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.ir.sites import find_product
 from engine.graphs.ir.symbols import Inferred
 from engine.kernels.ops.registry import list_ops
 from engine.kernels.vocabulary.facts import MATMUL
-from engine.kernels.vocabulary.op import Array, Dim
+from engine.kernels.vocabulary.op import Dim
 
 Axes = tuple[tuple[str, ...], ...]
 ORDERS = ("batch heads rows", "batch rows heads", "rows batch heads")  # columns follow

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from engine.base.aliases import Array
 from engine.base.element_types import NUMPY
 from engine.base.errors import (
     InputError,
@@ -26,7 +27,7 @@ from engine.graphs.ir.graph import Graph, Names, Node, find_type
 from engine.graphs.passes.infer import infer
 from engine.graphs.passes.may_add import add_by_table
 from engine.kernels.vocabulary.facts import CONV, CONV_TRANSPOSE
-from engine.kernels.vocabulary.op import MS, OURS, Array
+from engine.kernels.vocabulary.op import MS, OURS
 
 STATISTICS = {3: "running_mean", 4: "running_var"}  # the inputs that training changes
 # The ops that can absorb the batch normalisation after them, and the axis of output channels in

@@ -5,11 +5,12 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping, Sequence
 
+from engine.base.aliases import Array
 from engine.base.errors import EngineError, ModelError
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.ir.sites import Answers, get_declaration, list_facts, make_site
 from engine.graphs.passes.infer import NodeResults
-from engine.kernels.vocabulary.op import OURS, Array, TensorType
+from engine.kernels.vocabulary.op import OURS, TensorType
 
 # A node without its name: its parts and the names of its attributes, and their values.
 State = tuple[tuple[object, ...], tuple[object, ...]]

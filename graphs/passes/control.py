@@ -16,12 +16,12 @@ from collections.abc import Callable
 
 import numpy as np
 
+from engine.base.aliases import Array
 from engine.base.errors import ShapeError, UnknownValueError, UnsupportedOpError
 from engine.graphs.ir.graph import Graph, Subgraph
 from engine.graphs.passes.may_add import add_by_table
 from engine.graphs.passes.sequences import SEQUENCES
 from engine.graphs.passes.unrolling import UnrolledForm, Unrolling, read_constant
-from engine.kernels.vocabulary.op import Array
 
 
 def has_control_flow(graph: Graph) -> bool:

@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from engine.base.aliases import Array
 from engine.base.element_types import NUMPY, ONNX_CODE, round_to_bfloats
 from engine.graphs.ir.graph import TYPE_ATTRIBUTES, Graph, Names, Node
 from engine.graphs.passes.infer import infer
 from engine.graphs.passes.may_add import add_by_table
 from engine.kernels.ops.registry import list_ops
 from engine.kernels.vocabulary.facts import Movement
-from engine.kernels.vocabulary.op import Array, TensorType
+from engine.kernels.vocabulary.op import TensorType
 
 MAY_ADD = add_by_table({"": "Cast"})  # for any ops in the graph
 

@@ -11,6 +11,7 @@ from typing import NamedTuple, NoReturn
 import numpy as np
 
 from engine.base import limits
+from engine.base.aliases import Array
 from engine.base.element_types import MAX_RANK
 from engine.base.errors import (
     EngineError,
@@ -27,7 +28,7 @@ from engine.graphs.ir.sites import Answers, get_declaration, list_facts, make_si
 from engine.graphs.ir.symbols import Inferred, Walk, evaluate, infer_by_trial, list_symbols, rename
 from engine.graphs.passes.sizes import fold_sizes
 from engine.kernels.vocabulary.facts import Scaling
-from engine.kernels.vocabulary.op import Array, Dim, Op, Site, TensorType
+from engine.kernels.vocabulary.op import Dim, Op, Site, TensorType
 from engine.kernels.vocabulary.terms import Formulas
 from engine.kernels.vocabulary.units import check_units
 

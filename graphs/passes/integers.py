@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from engine.base.aliases import Array
 from engine.base.element_types import NUMPY, OF_NUMPY
 from engine.base.errors import UnknownValueError
 from engine.graphs.ir.graph import Graph, KnownTypes, Names, Node
@@ -16,7 +17,7 @@ from engine.graphs.passes.may_add import add_by_table
 from engine.kernels.ops.quantization import find_limits
 from engine.kernels.vocabulary.facts import Factors
 from engine.kernels.vocabulary.integers import fill_panels, pack_panels
-from engine.kernels.vocabulary.op import MS, OURS, Array
+from engine.kernels.vocabulary.op import MS, OURS
 
 DEEPEST = (1 << 31) // (255 * 128)  # products of 8 bits whose sum int32 holds
 _MATMUL, _CONV = f"{OURS}::IntegerMatMul", f"{OURS}::IntegerConv"

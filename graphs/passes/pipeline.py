@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
+from engine.base.aliases import Array
 from engine.base.errors import defects
 from engine.graphs.ir.graph import Graph
 from engine.graphs.ir.sites import Answers
@@ -60,7 +61,7 @@ from engine.graphs.passes.simplify import (
     prune,
     share_equal,
 )
-from engine.kernels.vocabulary.op import Array, TensorType, title_op
+from engine.kernels.vocabulary.op import TensorType, title_op
 from engine.system.config import switch
 
 

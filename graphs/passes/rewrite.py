@@ -22,10 +22,11 @@ from typing import Any
 
 import numpy as np
 
+from engine.base.aliases import Array
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.ir.symbols import Inferred
 from engine.graphs.passes.may_add import MayAdd, add_by_table
-from engine.kernels.vocabulary.op import Array, TensorType
+from engine.kernels.vocabulary.op import TensorType
 from engine.system.config import switch
 
 _COMMUTE = {"Add", "Mul"}

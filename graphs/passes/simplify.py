@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from engine.base.aliases import Array
 from engine.graphs.ir.graph import Graph, Node
 from engine.kernels.ops.registry import list_ops
-from engine.kernels.vocabulary.op import OURS, Array, TensorType
+from engine.kernels.vocabulary.op import OURS, TensorType
 from engine.kernels.vocabulary.sizes import SizedArray
 
 # Most bytes of a value that may be kept for several readers: so little is never at a peak.  By

@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from engine.base.aliases import Array
 from engine.base.element_types import NUMPY
 from engine.kernels.vocabulary.facts import Movement
-from engine.kernels.vocabulary.op import Array, Op, Site
+from engine.kernels.vocabulary.op import Op, Site
 from engine.kernels.vocabulary.sizes import Size, SizedArray, fill_array
 
 

@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, MutableMapping
 from typing import NamedTuple
 
+from engine.base.aliases import Array
 from engine.base.element_types import HALVES
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.ir.sites import get_declaration, make_site
 from engine.kernels.vocabulary.facts import Storage
-from engine.kernels.vocabulary.op import Array, TensorType
+from engine.kernels.vocabulary.op import TensorType
 
 SMALL = 2048  # elements up to which a value is stored as it is: no more than a page is won
 _ALL = Storage()

@@ -9,12 +9,13 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from engine.base import limits
+from engine.base.aliases import Array
 from engine.base.element_types import NUMPY
 from engine.base.errors import UnknownValueError, UnsupportedOpError
 from engine.graphs.ir.graph import Graph, Names, Node, Subgraph
 from engine.graphs.ir.symbols import Inferred, list_symbols
 from engine.graphs.passes.infer import infer, list_sources
-from engine.kernels.vocabulary.op import Array, TensorType
+from engine.kernels.vocabulary.op import TensorType
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from engine.base.aliases import Array
 from engine.base.element_types import ITEMSIZE
 from engine.base.errors import UnsupportedOpError
-from engine.kernels.vocabulary.op import Array, Operand, TensorType
+from engine.kernels.vocabulary.op import Operand, TensorType
 from engine.kernels.vocabulary.sizes import Noted, SizedArray, Sizes, is_size
 from engine.plan.plan import KernelSpec, Mode, Phase
 

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from engine.base import limits
+from engine.base.aliases import Array
 from engine.base.element_types import HALVES, ITEMSIZE, OF_NUMPY
 from engine.base.errors import (
     DTypeError,
@@ -33,7 +34,7 @@ from engine.kernels.loops.map import lower_map
 from engine.kernels.machine.target import Target
 from engine.kernels.ops.registry import list_ops, list_templates
 from engine.kernels.vocabulary.call import MOST, KernelCall, Machine
-from engine.kernels.vocabulary.op import MS, OURS, Array, Op, Operand, Site, TensorType
+from engine.kernels.vocabulary.op import MS, OURS, Op, Operand, Site, TensorType
 from engine.kernels.vocabulary.signature import Access
 from engine.kernels.vocabulary.sizes import Noted, SizedArray, Sizes, make_shape_key, note_number
 from engine.plan.context import RANDOM, STATUS

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from engine.base.aliases import Array
 from engine.graphs.ir.graph import Node
 from engine.graphs.ir.sites import simplify
 from engine.graphs.planner.draft import Piece
-from engine.kernels.vocabulary.op import MS, OURS, Array, TensorType
+from engine.kernels.vocabulary.op import MS, OURS, TensorType
 from engine.kernels.vocabulary.sizes import Noted, make_shape_key
 from engine.plan.plan import FAULT, NOISE, Phase
 

@@ -14,21 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from engine.base.aliases import Array
 from engine.base.element_types import NUMPY
 from engine.kernels.loops.map import MAP_KERNELS, lower_map, update
 from engine.kernels.ops.shape import i64s
 from engine.kernels.vocabulary.expression import Expr
-from engine.kernels.vocabulary.op import (
-    MANY,
-    MS,
-    Array,
-    Lowering,
-    Nodes,
-    Op,
-    Operand,
-    Site,
-    TensorType,
-)
+from engine.kernels.vocabulary.op import MANY, MS, Lowering, Nodes, Op, Operand, Site, TensorType
 from engine.kernels.vocabulary.shape_rules import same_as
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from engine.base.aliases import Array
 from engine.base.element_types import NUMPY, OF_ONNX, ONNX_CODE
 from engine.kernels.loops.map import MAP_KERNELS, lower_map
 from engine.kernels.vocabulary.facts import Movement, Samples
-from engine.kernels.vocabulary.op import Array, Lowering, Nodes, Op, Operand, Site, TensorType
+from engine.kernels.vocabulary.op import Lowering, Nodes, Op, Operand, Site, TensorType
 
 
 def _cast_like(nodes: Nodes) -> tuple[str, ...]:

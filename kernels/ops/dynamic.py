@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from engine.base.aliases import Array
 from engine.kernels.ops.shape import infer_nothing
-from engine.kernels.vocabulary.op import Array, Op, Site, TensorType
+from engine.kernels.vocabulary.op import Op, Site, TensorType
 from engine.kernels.vocabulary.shape_rules import normalise_axis
 
 

@@ -12,6 +12,7 @@ import math
 
 import numpy as np
 
+from engine.base.aliases import Array
 from engine.base.element_types import NUMPY
 from engine.kernels.loops.map import MAP_KERNELS, lower_map
 from engine.kernels.machine.target import Target
@@ -30,7 +31,7 @@ from engine.kernels.vocabulary.kernel import (
     share,
     udiv,
 )
-from engine.kernels.vocabulary.op import Array, Grad, Lowering, Op, Site, TensorType
+from engine.kernels.vocabulary.op import Grad, Lowering, Op, Site, TensorType
 from engine.kernels.vocabulary.row_program import loop
 from engine.kernels.vocabulary.shape_rules import make_symbol
 

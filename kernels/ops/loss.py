@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from engine.base.aliases import Array
 from engine.base.element_types import NUMPY
 from engine.base.errors import DTypeError
 from engine.kernels.loops.bad_data import NO_POSITION, report_at
@@ -48,7 +49,6 @@ from engine.kernels.vocabulary.kernel import (
 from engine.kernels.vocabulary.op import (
     MS,
     OURS,
-    Array,
     Grad,
     Kind,
     Lowering,

@@ -21,6 +21,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from engine.base.aliases import Array
 from engine.base.element_types import ITEMSIZE
 from engine.kernels.loops.map import collapse
 from engine.kernels.machine.target import Target
@@ -41,17 +42,7 @@ from engine.kernels.vocabulary.kernel import (
     share,
     udiv,
 )
-from engine.kernels.vocabulary.op import (
-    OURS,
-    Array,
-    Dim,
-    Grad,
-    Lowering,
-    Op,
-    Operand,
-    Site,
-    TensorType,
-)
+from engine.kernels.vocabulary.op import OURS, Dim, Grad, Lowering, Op, Operand, Site, TensorType
 from engine.kernels.vocabulary.row_program import loop
 from engine.kernels.vocabulary.shape_rules import broadcast
 from engine.plan.words import OPEN, Field, Words

@@ -15,22 +15,13 @@ import math
 import numpy as np
 
 from engine.base import limits
+from engine.base.aliases import Array
 from engine.kernels.loops.map import MAP_KERNELS, lower_map
 from engine.kernels.ops.index.gather import gather, take
 from engine.kernels.ops.movement import copy, strided_copy
 from engine.kernels.ops.shape import i64s, read_axes
 from engine.kernels.vocabulary.facts import ALIKE, Layout, Movement, Samples
-from engine.kernels.vocabulary.op import (
-    MS,
-    Array,
-    Dim,
-    Grad,
-    Lowering,
-    Op,
-    Operand,
-    Site,
-    TensorType,
-)
+from engine.kernels.vocabulary.op import MS, Dim, Grad, Lowering, Op, Operand, Site, TensorType
 from engine.kernels.vocabulary.shape_rules import normalise_axis
 
 MODES = {"constant": "constant", "edge": "edge", "reflect": "reflect", "wrap": "wrap"}

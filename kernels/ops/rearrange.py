@@ -17,9 +17,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from engine.base.aliases import Array
 from engine.kernels.ops.shape import i64s, normalise_axes, unsqueeze
 from engine.kernels.vocabulary.facts import Samples
-from engine.kernels.vocabulary.op import MS, Array, Dim, Nodes, Op, Site, TensorType
+from engine.kernels.vocabulary.op import MS, Dim, Nodes, Op, Site, TensorType
 from engine.kernels.vocabulary.shape_rules import make_symbol, normalise_axis
 
 # --- sizes that may not be known yet: a number, or the name of a tensor of one element

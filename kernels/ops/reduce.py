@@ -18,23 +18,14 @@ from typing import Any
 
 import numpy as np
 
+from engine.base.aliases import Array
 from engine.base.element_types import FLOATS, ONNX_CODE
 from engine.base.errors import DTypeError
 from engine.kernels.loops.fold import FOLD_KERNELS, FOLDS, Fold, fold_axes, lower_logsumexp
 from engine.kernels.loops.map import lower_map
 from engine.kernels.ops.shape import normalise_axes, read_axes, unsqueeze, with_axes
 from engine.kernels.vocabulary.facts import Samples, Storage
-from engine.kernels.vocabulary.op import (
-    MS,
-    Array,
-    Dim,
-    Grad,
-    Lowering,
-    Op,
-    Operand,
-    Site,
-    TensorType,
-)
+from engine.kernels.vocabulary.op import MS, Dim, Grad, Lowering, Op, Operand, Site, TensorType
 from engine.kernels.vocabulary.row_program import start_value
 from engine.kernels.vocabulary.shape_rules import make_symbol
 

@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from engine.base.aliases import Array
 from engine.base.element_types import OF_NUMPY
 from engine.kernels.loops.map import MAP_KERNELS
 from engine.kernels.vocabulary.facts import Movement, Samples
-from engine.kernels.vocabulary.op import MS, Array, Dim, Grad, Nodes, Op, Site, TensorType
+from engine.kernels.vocabulary.op import MS, Dim, Grad, Nodes, Op, Site, TensorType
 from engine.kernels.vocabulary.shape_rules import make_symbol, normalise_axis
 from engine.kernels.vocabulary.sizes import make_array
 

@@ -13,10 +13,11 @@ from __future__ import annotations
 import numpy as np
 
 from engine.base import limits
+from engine.base.aliases import Array
 from engine.base.element_types import NUMPY
 from engine.kernels.ops.elementwise import read_dtype
 from engine.kernels.ops.shape import i64s
-from engine.kernels.vocabulary.op import Array, Nodes, Op, Site, TensorType
+from engine.kernels.vocabulary.op import Nodes, Op, Site, TensorType
 from engine.kernels.vocabulary.shape_rules import normalise_axis
 
 

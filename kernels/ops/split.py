@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from engine.base.aliases import Array
 from engine.base.element_types import NUMPY
 from engine.base.errors import DTypeError
 from engine.kernels.loops.map import MAP_KERNELS, lower_map
@@ -21,18 +22,7 @@ from engine.kernels.ops.movement import copy, strided_copy
 from engine.kernels.ops.shape import i64s, unknown
 from engine.kernels.vocabulary.facts import ALIKE, Layout, Movement, Samples, Storage
 from engine.kernels.vocabulary.kernel import Template
-from engine.kernels.vocabulary.op import (
-    MANY,
-    MS,
-    Array,
-    Dim,
-    Grad,
-    Lowering,
-    Nodes,
-    Op,
-    Site,
-    TensorType,
-)
+from engine.kernels.vocabulary.op import MANY, MS, Dim, Grad, Lowering, Nodes, Op, Site, TensorType
 from engine.kernels.vocabulary.shape_rules import make_symbol, normalise_axis
 
 # --- Concat

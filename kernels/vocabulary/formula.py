@@ -16,12 +16,13 @@ from typing import Any
 
 import numpy as np
 
+from engine.base.aliases import Array
 from engine.base.element_types import NUMPY
 from engine.base.errors import DTypeError
 from engine.kernels.vocabulary import expression
 from engine.kernels.vocabulary.expression import Expr
 from engine.kernels.vocabulary.facts import Role
-from engine.kernels.vocabulary.op import Array, Grad, Kind, Op, Site, TensorType
+from engine.kernels.vocabulary.op import Grad, Kind, Op, Site, TensorType
 from engine.kernels.vocabulary.shape_rules import broadcast
 from engine.kernels.vocabulary.terms import Formulas
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from engine.base.aliases import Array
 from engine.kernels.machine.target import Target
-from engine.kernels.vocabulary.op import Array
 
 PANEL = 16  # columns of a panel
 GROUP = 4  # steps along the sum whose factors lie together

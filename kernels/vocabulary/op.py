@@ -15,6 +15,7 @@ from typing import Any, Literal, NoReturn, Protocol, TypeVar
 
 import numpy as np
 
+from engine.base.aliases import Array
 from engine.base.element_types import FLOATS, HALVES
 from engine.base.errors import ShapeError, UnknownValueError, UnsupportedOpError
 from engine.kernels.machine.target import Target
@@ -41,7 +42,6 @@ OURS = "engine"
 
 Kind = Literal["int", "float", "string", "tensor", "graph", "ints", "floats", "strings"]
 Dim = int | str  # a str is a symbolic dimension; every plan is made with none left
-Array = np.ndarray[Any, np.dtype[Any]]
 Made = TypeVar("Made")
 _INT = frozenset({int})
 MANY = 2**31 - 1  # inputs or outputs without a limit, as ONNX's schemas have it

@@ -23,14 +23,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from numpy.lib.mixins import NDArrayOperatorsMixin
+
+from engine.base.aliases import Array
 
 Number = int | float
 Function = Callable[..., Any]
 Term = tuple[Function | None, tuple[int, ...]]  # None: a size that was given, or a constant
 Noted = dict[int, bool]  # answers by the number of the question
-Array = npt.NDArray[Any]
 
 
 class Sizes:

@@ -8,16 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from engine.base.aliases import Array
 from engine.data import Arrays, Batches, Buckets, Dataset, batches
 from engine.data.samples import Batch, Sample, find_columns
 from engine.errors import DTypeError, InputError, NameNotFoundError, ShapeError
 
-Array = npt.NDArray[Any]
 X = np.arange(20, dtype=np.float32).reshape(10, 2)
 Y = np.arange(10) % 3
 

@@ -9,13 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
+from engine.base.aliases import Array
 from engine.data import Buckets, batches
 from engine.errors import InputError, NameNotFoundError
 
-Array = npt.NDArray[Any]
 X = np.arange(20, dtype=np.float32).reshape(10, 2)
 Y = np.arange(10) % 2
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import soundfile
 
+from engine.base.aliases import Array
 from engine.data import LogMel, Sounds, batches
 from engine.data.features import resample
 from engine.data.samples import Sample
@@ -25,7 +25,6 @@ from engine.errors import (
     ShapeError,
 )
 
-Array = npt.NDArray[Any]
 RATE = 8000
 SHORT = LogMel(rate=RATE, window=200, hop=80, n_mels=12, f_min=50)
 

@@ -14,10 +14,11 @@ import pytest
 
 from bench.predictions import SMALL, measure_workload, predict_workload
 from engine import Trainer
+from engine.base.aliases import Shapes
 from engine.base.plan_options import PlanOptions, Precision
 from engine.checking import Subject, check, process
 from engine.checking.report import NO_GRADIENT, NO_KERNEL
-from engine.checking.subject import Opened, Shapes
+from engine.checking.subject import Opened
 from engine.errors import BudgetError, InputError
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph, Node

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from PIL import Image
 
+from engine.base.aliases import Array
 from engine.data import (
     ColorJitter,
     Images,
@@ -32,7 +32,6 @@ from engine.errors import (
     ShapeError,
 )
 
-Array = npt.NDArray[Any]
 RNG = np.random.default_rng(0)
 
 

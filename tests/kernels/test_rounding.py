@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from engine.base.aliases import Array
 from engine.kernels.loops.gemm import lower_gemm
 from engine.kernels.loops.map import map as map_kernel
 from engine.kernels.loops.map import map_words
 from engine.kernels.machine.levels import list_levels
 from engine.kernels.machine.target import Target, detect_host
-from engine.kernels.vocabulary.op import Array
 from engine.plan.plan import KernelSpec
 from tests.support.product_calls import Calls, get_array_type, load_as, store_as
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -20,6 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 from bench.qwen2 import Sizes, build_qwen2
 from engine import lora
 from engine.artifacts import SGD, AdamW, CrossEntropyLoss, MSELoss
+from engine.base.aliases import Array
 from engine.errors import (
     CheckpointError,
     DTypeError,
@@ -36,7 +36,6 @@ from tests.support.lora_models import FORMS, draw, make_node, write
 from tests.support.places import DATA
 
 LORA = DATA / "lora"
-Array = np.ndarray[Any, np.dtype[Any]]
 LAYERS = {"gpt2": ["c_attn", "c_fc"], "qwen2": ["self_attn.*(q|v)_proj"]}
 
 onnxruntime.set_default_logger_severity(3)  # inputs with default values are what is wanted

@@ -10,6 +10,7 @@ import onnx
 import pytest
 
 from edgegrad import SGD, AdamW, Trainer, artifacts
+from engine.base.aliases import Array
 from engine.errors import NameNotFoundError
 from engine.graphs.io import onnx_io
 from engine.graphs.offline.parameters import list_parameters
@@ -18,7 +19,6 @@ from engine.kernels.machine.target import detect_host
 from tests.support.integer_models import (
     FORMS,
     RNG,
-    Array,
     draw_samples,
     make_float,
     run_peer,

@@ -12,6 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxruntime import quantization as peer
 
 from edgegrad import SGD, AdamW, Session, Trainer, artifacts, lora
+from engine.base.aliases import Array
 from engine.graphs.io import onnx_io
 from engine.graphs.offline.integer_layers import write_layers
 from engine.graphs.planner.planner import make_plan
@@ -21,7 +22,6 @@ from tests.support.integer_models import (
     KINDS,
     OPSETS,
     RNG,
-    Array,
     Samples,
     draw,
     draw_samples,

@@ -12,7 +12,8 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxruntime import quantization as peer
 
 from edgegrad import SGD, AdamW, Session, Trainer
-from tests.support.integer_models import OPSETS, Array, Samples, draw, draw_samples, run_peer
+from engine.base.aliases import Array
+from tests.support.integer_models import OPSETS, Samples, draw, draw_samples, run_peer
 
 SIZES = np.array([1, 1, 2, 1.5], np.float32)
 

@@ -11,12 +11,12 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from edgegrad import AdamW, Session, Trainer
+from engine.base.aliases import Array
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph
 from engine.graphs.offline.scaled_products import join_scales
 from engine.graphs.passes.infer import note_output_types
 
-Array = np.ndarray[Any, np.dtype[Any]]
 RNG = np.random.default_rng(0)
 
 

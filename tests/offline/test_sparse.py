@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 import pytest
 from onnx import numpy_helper
@@ -15,10 +14,9 @@ from onnx.reference import ReferenceEvaluator
 from engine import Trainer, artifacts
 from engine.api import CheckpointState, Module
 from engine.artifacts import AdamW, CrossEntropyLoss, SparseUpdate
+from engine.base.aliases import Array
 from engine.errors import InputError, NameNotFoundError, StateError
 from tests.support.sparse_net import SHAPES, forward, make_batch
-
-Array = npt.NDArray[Any]
 
 STATISTICS = ("m2", "v2")
 

@@ -13,6 +13,7 @@ import pytest
 
 from bench.families.recorded import DATA
 from engine.api import CheckpointState
+from engine.base.aliases import Array
 from engine.base.element_types import NUMPY
 from engine.base.plan_options import PlanOptions, Precision
 from engine.graphs.io import onnx_io
@@ -30,7 +31,6 @@ from engine.tools.dev.export_artifacts import list_batch, write_artifacts
 from tests.support.halves import EPSILON, round_to_half
 from tests.support.harness import execute, run
 
-Array = np.ndarray[Any, np.dtype[Any]]
 PASS = "fuse attention"
 RNG = np.random.default_rng(7)
 TARGETS = [

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import onnxruntime
 import pytest
 
 from bench.programs import load
+from engine.base.aliases import Array
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph, Node
 from engine.kernels.loops.block_integers import BITS, BLOCKS
@@ -18,7 +17,6 @@ from engine.tools.trimmed.targets import resolve
 from tests.support.harness import run
 from tests.support.packed_integers import pack
 
-Array = np.ndarray[Any, np.dtype[Any]]
 # On this CPU, and on those without its instructions.
 TARGETS = ("native", "x86-64-v3", *(pytest.param(t, marks=pytest.mark.whole) for t in
            ("x86-64-v4", "x86-64-v2")))  # fmt: skip

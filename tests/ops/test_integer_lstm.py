@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from engine.base.aliases import Array
 from engine.graphs.io import onnx_io
 from engine.graphs.planner.planner import make_plan
 from engine.kernels.machine.target import detect_host
@@ -17,7 +16,6 @@ from engine.tools.trimmed.targets import resolve
 from tests.support.harness import run
 from tests.support.integer_targets import find_target
 
-Array = np.ndarray[Any, np.dtype[Any]]
 RNG = np.random.default_rng(0)
 MS = "com.microsoft"
 

@@ -13,6 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from bench.programs import load
+from engine.base.aliases import Array
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph
 from engine.graphs.planner.planner import make_plan
@@ -21,7 +22,6 @@ from engine.kernels.vocabulary.integers import GROUP, PANEL, pack_panels
 from tests.support.harness import run
 from tests.support.integer_targets import find_target
 
-Array = np.ndarray[Any, np.dtype[Any]]
 PASS = "compute in integers"
 RNG = np.random.default_rng(0)
 KINDS = {"u8": np.uint8, "i8": np.int8}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -15,13 +14,13 @@ from onnx import numpy_helper, parser
 from engine import backend
 from engine.api import CheckpointState, Module
 from engine.artifacts import LossType, generate_artifacts
+from engine.base.aliases import Array
 from engine.errors import DTypeError, ModelError, ShapeError, UnsupportedOpError
 from engine.graphs.io import onnx_io
 from engine.tools.dev.case_graphs import OneNode, backward_of
 from engine.tools.dev.cases.case import Case, fed
 from tests.support.harness import get_gradient, run
 
-Array = np.ndarray[Any, np.dtype[Any]]
 MODEL = """<ir_version: 8, opset_import: ["": 13]> g (float[N,3] x, float[3,2] w, float[2] s,
 int8[2] z, float[2] t) => (float[N,2] y) {{
     low = Constant<value = int8 {{-4}}>()

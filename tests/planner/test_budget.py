@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from engine.api import CheckpointState, Module
+from engine.base.aliases import Array
 from engine.base.plan_options import PlanOptions
 from engine.errors import BudgetError
 from engine.graphs.ir.graph import Graph, Node
@@ -33,7 +34,7 @@ from engine.graphs.planner.timeline import MemoryProfile, Timeline
 from engine.kernels.analysis.cost import predict_steps
 from engine.kernels.binaries.load import get_linker
 from engine.kernels.machine.target import Target, detect_host
-from engine.kernels.vocabulary.op import Array, TensorType
+from engine.kernels.vocabulary.op import TensorType
 from engine.plan.plan import KernelSpec, Plan
 from engine.runtime.arena import allocate
 from engine.runtime.program import BoundProgram

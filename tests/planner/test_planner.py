@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from engine.api import CheckpointState
+from engine.base.aliases import Shapes
 from engine.base.plan_options import PlanOptions, Precision
 from engine.errors import BudgetError, EngineError
 from engine.graphs.io import onnx_io
@@ -30,8 +31,6 @@ from engine.training.model_file import BUFFER, UPDATED
 from tests.support.places import GOLDENS
 
 TARGET = make("x86_64-unknown-linux-gnu", "x86-64-v3", "", "avx2")
-
-Shapes = Mapping[str, tuple[int, ...]]
 
 
 def outcome(plan: Plan | EngineError) -> str:

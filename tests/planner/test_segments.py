@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from engine import Trainer
 from engine.api import CheckpointState, Module, Optimizer
 from engine.artifacts import AdamW, MSELoss, generate_artifacts
+from engine.base.aliases import Array
 from engine.base.plan_options import PlanOptions
 from engine.errors import BudgetError
 from engine.graphs.planner import planner
@@ -33,7 +32,6 @@ from engine.training.planning import GradientUse
 from tests.support.blocks import list_groups, make_model, rename_value
 from tests.support.builds import load, needs_cc
 
-Array = npt.NDArray[Any]
 LEAST = 1 << 12  # bytes of what segments make here
 WHOLE = "without segments"
 TRAINED = ("w1", "scale1", "shift1", "w2", "scale2", "shift2", "w3", "w4")

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from bench.passes import count_traffic
 from engine.api import CheckpointState, Module
 from engine.artifacts import AdamW, MSELoss, generate_artifacts
+from engine.base.aliases import Array
 from engine.errors import PlanError
 from engine.graphs.planner import planner
 from engine.kernels.machine.target import Target, make
@@ -37,7 +37,6 @@ from tests.support.builds import load, needs_cc
 from tests.support.plans import with_step
 from tests.support.sleepers import asleep
 
-Array = npt.NDArray[Any]
 TARGET = make("x86_64-unknown-linux-gnu", "x86-64-v3", "", "avx2")
 BATCH = 8
 

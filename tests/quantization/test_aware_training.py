@@ -16,6 +16,7 @@ from onnx import TensorProto, numpy_helper
 
 import edgegrad
 from engine.artifacts import SGD, AdamW
+from engine.base.aliases import Array
 from engine.base.errors import InputError
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph, Node
@@ -26,7 +27,6 @@ from engine.models.named_model import make
 from engine.quantization import Qat, Quantization, prepare_qat, quantize
 from engine.trainer.trainer import Trainer
 
-Array = np.ndarray[Any, np.dtype[Any]]
 SHAPE = (1, 20, 16)
 CLASSES = 4
 

@@ -16,11 +16,11 @@ import onnx
 import pytest
 
 from edgegrad import lora
+from engine.base.aliases import Array
 from engine.errors import ModelWarning
 from engine.tools import cli
 from tests.support.corrupted_units import make_wrong_models
 from tests.support.integer_models import (
-    Array,
     draw_samples,
     make_float,
     write,

@@ -16,6 +16,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from engine.artifacts import SGD, AdamW, LossType, SparseUpdate, generate_artifacts
+from engine.base.aliases import Array
 from engine.base.element_types import NUMPY
 from engine.base.errors import DTypeError, EngineError, InputError, StateError
 from engine.graphs.io import onnx_io
@@ -32,7 +33,6 @@ from engine.trainer.trainer import Trainer
 from tests.support.builds import load, needs_cc
 from tests.support.harness import run
 
-Array = np.ndarray[Any, np.dtype[Any]]
 SHAPE, CLASSES = (1, 20, 16), 4
 ALL = SparseUpdate(layers=["*"], integers=True)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -12,14 +11,13 @@ import pytest
 from onnx import TensorProto, numpy_helper
 
 import edgegrad
+from engine.base.aliases import Array
 from engine.errors import UnsupportedOpError
 from engine.graphs.io import onnx_io, weights
 from engine.graphs.io.messages import NIBBLE
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.offline.nibbles import store_nibbles
 from engine.kernels.vocabulary.op import TensorType
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def make_graph(opset: int = 13, least: int = -8) -> Graph:

@@ -13,12 +13,12 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxruntime import quantization as peer
 
 import edgegrad
+from engine.base.aliases import Array
 from engine.errors import EngineError
 from engine.graphs.io import onnx_io
 from engine.graphs.planner.planner import make_plan
 from engine.kernels.machine.target import detect_host
 
-Array = np.ndarray[Any, np.dtype[Any]]
 MS = "com.microsoft"
 RNG = np.random.default_rng(0)
 

@@ -13,6 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import edgegrad
+from engine.base.aliases import Array
 from engine.errors import InputError, UnsupportedOpError
 from engine.graphs.io import onnx_io
 from engine.models.catalog import find_architecture
@@ -21,7 +22,6 @@ from engine.quantization import Quantization, Quantized, quantize
 from engine.quantization.calibration import BINS, _cut_tails, _keep_entropy
 from tests.support.integer_models import write
 
-Array = np.ndarray[Any, np.dtype[Any]]
 RNG = np.random.default_rng(3)
 
 

@@ -15,6 +15,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 from edgegrad import Session, Trainer, quantize
+from engine.base.aliases import Array
 from engine.errors import EngineError, InternalError, UnsupportedOpError
 from engine.graphs.io import onnx_io
 from engine.graphs.planner.planner import make_plan
@@ -26,7 +27,6 @@ from engine.tools.dev.cases.case import Case
 from tests.support.corrupted_units import KINDS, OPS, make_wrong_units
 from tests.support.integer_models import draw_samples, make_float, run_peer, write
 
-Array = np.ndarray[Any, np.dtype[Any]]
 NAME = "/layer3/the_node"
 CASES = (*quantization.CASES, *quantised_weights.CASES)
 

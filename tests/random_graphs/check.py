@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from engine.base.aliases import Array
 from engine.base.element_types import NUMPY
 from engine.graphs.ir.graph import Graph
 from engine.graphs.passes.pipeline import OPTIONAL
@@ -26,7 +27,6 @@ from engine.kernels.machine.target import Target, detect_host
 from engine.plan.plan import Plan
 from tests.random_graphs.derived import rounded
 from tests.random_graphs.report import DifferentError, Report
-from tests.random_graphs.sketch import Array
 from tests.support import harness
 
 MOVES = 3  # times that inputs are moved to see what rounding does

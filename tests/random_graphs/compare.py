@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
+from engine.base.aliases import Array
 from engine.errors import EngineError, InternalError
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph
@@ -23,7 +24,7 @@ from tests.random_graphs.check import Check, distance, find_scale, replaced
 from tests.random_graphs.derived import accumulated, backward, with_buffers
 from tests.random_graphs.plans import compare_plans, compare_shapes
 from tests.random_graphs.report import DifferentError, Report
-from tests.random_graphs.sketch import Array, Model
+from tests.random_graphs.sketch import Model
 from tests.random_graphs.trainings import RANDOM, parts, steps
 
 STRAIGHT = {

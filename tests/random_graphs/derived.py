@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from engine.base.aliases import Array
 from engine.base.element_types import NUMPY
 from engine.errors import ModelError, UnsupportedOpError
 from engine.graphs.ir.graph import Graph, Names, Node
@@ -22,7 +23,7 @@ from engine.kernels.vocabulary.facts import Movement
 from engine.kernels.vocabulary.op import MS, TensorType
 from engine.tools.dev import case_graphs
 from tests.random_graphs.report import Report
-from tests.random_graphs.sketch import Array, Model
+from tests.random_graphs.sketch import Model
 
 # Ops whose results are elements of their inputs, or whole numbers: they do not round.
 EXACT = {

@@ -11,14 +11,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from engine.base.aliases import Array
 from engine.errors import EngineError, InternalError
 from engine.graphs.ir.graph import Graph, Node, find_type
 from engine.graphs.planner.planner import make_plan
 from engine.kernels.machine.target import detect_host
 from engine.plan.plan import NOISE
 from tests.support import harness
-
-Array = npt.NDArray[Any]
 
 MOST = 1 << 12  # elements of a value
 LARGEST = 1e3  # magnitude of a value: beyond it sums lose the digits that are compared

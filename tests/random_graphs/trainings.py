@@ -14,6 +14,7 @@ import onnx
 
 from engine import Trainer
 from engine.artifacts import SGD, AdamW, MSELoss
+from engine.base.aliases import Array
 from engine.base.element_types import NUMPY
 from engine.errors import EngineError, InternalError
 from engine.graphs.io import onnx_io
@@ -28,7 +29,7 @@ from engine.tools.trimmed.targets import resolve
 from tests.random_graphs.check import Check, distance, find_scale
 from tests.random_graphs.derived import trimmed, with_buffers
 from tests.random_graphs.report import DifferentError, Report
-from tests.random_graphs.sketch import Array, Model
+from tests.random_graphs.sketch import Model
 from tests.support import builds
 
 RANDOM = {"Dropout", "Bernoulli", "RandomMask"}

@@ -9,10 +9,10 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
+from engine.base.aliases import Array
 from engine.kernels.ops.registry import list_ops
 from engine.kernels.vocabulary.facts import Each, Units
 
-Array = np.ndarray[Any, np.dtype[Any]]
 OPS = {key: op for key, op in list_ops().items() if op.units}
 KINDS: tuple[Any, ...] = (
     np.int8, np.uint8, np.int16, np.int32, np.int64, np.float16, np.float32, np.float64, np.bool_

@@ -6,16 +6,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 import onnxruntime as ort
 
+from engine.base.aliases import Array
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph
 from engine.graphs.passes.foreign import give_pool_grads_input
 from engine.graphs.passes.infer import bind, infer
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def export_faults(model: Path, inputs: Mapping[str, Array]) -> list[str]:

@@ -12,7 +12,8 @@ import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime import quantization as peer
 
-Array = np.ndarray[Any, np.dtype[Any]]
+from engine.base.aliases import Array
+
 RNG = np.random.default_rng(0)
 OPSETS = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
 

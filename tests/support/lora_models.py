@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-Array = np.ndarray[Any, np.dtype[Any]]
+from engine.base.aliases import Array
 
 
 def draw(*shape: int, seed: int = 0) -> Array:

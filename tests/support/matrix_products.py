@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from engine.base.aliases import Array
 from engine.kernels.loops.gemm import lower_gemm
 from engine.kernels.machine.target import Target
 from engine.kernels.vector_ir.tile import RUN
-from engine.kernels.vocabulary.op import Array
 from tests.support.product_calls import Calls, load_as, store_as
 
 UNIT = 2.0**-24  # rounding unit of float32

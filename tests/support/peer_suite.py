@@ -30,9 +30,8 @@ from onnx import TensorProto, helper
 
 from engine import artifacts, backend
 from engine.api import CheckpointState, Module, Optimizer
+from engine.base.aliases import Array
 from engine.checkpoint.storage import Checkpoint
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 FOLDER = Path("orttraining", "orttraining", "test", "python")
 FILES = ("orttraining_test_ort_apis_onnxblock.py", "orttraining_test_ort_apis_py_bindings.py")

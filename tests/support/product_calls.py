@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from engine.base.aliases import Array
 from engine.base.element_types import ITEMSIZE, NUMPY
 from engine.kernels.binaries.load import Linker, get_object
 from engine.kernels.machine.target import Target
 from engine.kernels.ops.registry import list_templates
 from engine.kernels.vocabulary.call import KernelCall, Machine, reach_into
-from engine.kernels.vocabulary.op import Array, Operand, TensorType
+from engine.kernels.vocabulary.op import Operand, TensorType
 from engine.plan.plan import KernelSpec
 from engine.plan.words import Packed
 from tests.support.tile_unit import TileTarget, emit_emulated

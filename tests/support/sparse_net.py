@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 from onnx import numpy_helper, parser
 
-Array = npt.NDArray[Any]
+from engine.base.aliases import Array
+
 NET = """<ir_version: 8, opset_import: ["": 17]>
 g (FLOAT[N,3,6,6] x) => (FLOAT[N,4] scores)
 <FLOAT[8,3,3,3] w1, FLOAT[8] b1, FLOAT[10,8,3,3] w2, FLOAT[10] s2, FLOAT[10] t2, FLOAT[10] m2,

@@ -13,7 +13,7 @@ from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
-from engine.distributed.group import Array
+from engine.base.aliases import Array
 from engine.errors import GroupError
 
 SECONDS = 60.0  # that a rank waits for others before it gives up

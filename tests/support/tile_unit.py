@@ -18,11 +18,11 @@ from typing import Any
 import llvmlite.binding as llvm
 import numpy as np
 
+from engine.base.aliases import Array
 from engine.kernels.binaries.load import get_bitcode
 from engine.kernels.compiler import emit
 from engine.kernels.machine.levels import list_levels
 from engine.kernels.machine.target import Target
-from engine.kernels.vocabulary.op import Array
 from engine.plan.plan import KernelSpec
 from tests.support.pairs import FactorTarget
 

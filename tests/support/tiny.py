@@ -9,15 +9,13 @@ import re
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 from onnx import numpy_helper, parser
 
 from engine import Trainer
 from engine.artifacts import AdamW, CrossEntropyLoss
+from engine.base.aliases import Array
 from engine.trainer.batch_trainer import BatchTrainer
-
-Array = npt.NDArray[Any]
 
 PLAIN = """<ir_version: 8, opset_import: ["": 17]>
 g (float[N,6] x, float[6,8] body.weight, float[8] body.bias, float[8,3] head.weight,

@@ -7,16 +7,15 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 
+from engine.base.aliases import Array
 from engine.trainer import metrics as ours
 
 pytest.importorskip("torchmetrics", reason="needs torchmetrics")
 from torchmetrics import classification, functional, regression, text
 
-Array = npt.NDArray[Any]
 RNG = np.random.default_rng(3)
 AVERAGES = ["macro", "micro", "weighted"]
 TALLIES = [

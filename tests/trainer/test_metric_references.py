@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from sklearn import metrics as sk
 
+from engine.base.aliases import Array
 from engine.errors import InputError, LabelError, LimitError, NonFiniteError, ShapeError
 from engine.trainer.history import direction
 from engine.trainer.metrics import (
@@ -35,7 +35,6 @@ from engine.trainer.metrics import (
 from engine.trainer.metrics.named import get_declaration, list_known, list_results
 from tests.support.places import ROOT
 
-Array = npt.NDArray[Any]
 RNG = np.random.default_rng(26)
 SPLITS = [(60,), (20, 20, 20), (1, 58, 1)]
 TALLIES: list[tuple[Any, Callable[..., Any]]] = [

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
+from engine.base.aliases import Array
 from engine.errors import DTypeError, InputError, LabelError, NameNotFoundError, ShapeError
 from engine.trainer.metric import MeanMetric
 from engine.trainer.metrics import (
@@ -24,7 +24,6 @@ from engine.trainer.metrics import (
     metrics_of,
 )
 
-Array = npt.NDArray[Any]
 SPLITS = [(23,), (8, 8, 7), (1, 20, 2), (22, 1)]
 RNG = np.random.default_rng(0)
 

@@ -9,13 +9,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
+from engine.base.aliases import Array
 from engine.errors import DTypeError, LimitError, NonFiniteError, ShapeError
 from engine.trainer.metrics import MeanAveragePrecision, metrics_of
 
-Array = npt.NDArray[Any]
 IMAGES, CLASSES = 24, 3
 NAMES = ["map", "map50", "map75", "map_small", "map_medium", "map_large"]
 

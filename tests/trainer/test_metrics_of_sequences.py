@@ -8,14 +8,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
+from engine.base.aliases import Array
 from engine.errors import DTypeError, NonFiniteError, ShapeError
 from engine.trainer.metrics import BLEU, ErrorRate
 from engine.trainer.metrics.sequences import measure_distance
 
-Array = npt.NDArray[Any]
 RNG = np.random.default_rng(8)
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from engine.base.aliases import Shapes
 from engine.base.element_types import FLOATS
 from engine.base.errors import EngineError, InternalError
 from engine.base.plan_options import DEFAULTS, PlanOptions
@@ -28,8 +29,6 @@ from engine.trainer.forward import Forward
 from engine.trainer.recipe import Recipe
 from engine.training.settings import RecipeOptions
 from engine.training.state import CheckpointState
-
-Shapes = Mapping[str, tuple[int, ...]]
 
 RANK, LAST = 8, 2  # of LoRA, and of the last layers of a sparse update, as they are suggested
 

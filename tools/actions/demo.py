@@ -16,13 +16,13 @@ from tqdm import tqdm
 
 from engine import artifacts
 from engine.api import CheckpointState, LinearLRScheduler, Module, Optimizer
+from engine.base.aliases import Floats
 from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph, Node
 from engine.kernels.vocabulary.op import TensorType
 from engine.trainer.runs import INFERENCE
 from engine.training.artifact_set import CHECKPOINT, EVALUATION, FORWARD, OPTIMIZER, TRAINING
 
-Floats = npt.NDArray[np.float32]
 Labels = npt.NDArray[np.int64]
 
 BATCH, CHANNELS, HIDDEN = 32, 64, 128

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import engine
+from engine.base.aliases import Shapes
 from engine.base.errors import BudgetError, EngineError, InputError
 from engine.base.plan_options import DEFAULTS, PlanOptions
 from engine.kernels.binaries import source
@@ -32,7 +33,6 @@ from engine.training.model import Model, open_models, open_optimizer
 from engine.training.planning import GradientUse, NotJoinableError
 from engine.training.state import CheckpointState
 
-Shapes = Mapping[str, tuple[int, ...]]
 _SYSTEMS = {"linux": "linux", "darwin": "apple", "win32": "windows"}  # in triples
 
 

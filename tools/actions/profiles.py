@@ -6,11 +6,12 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from engine.base.aliases import Array, Shapes
 from engine.base.errors import InputError
 from engine.graphs.io import onnx_io
 from engine.profiling import Profile
 from engine.tools.actions.checks import TrainingChoices, make_trainable
-from engine.tools.benchmark.invented import Array, Shapes, invent_values
+from engine.tools.benchmark.invented import invent_values
 from engine.tools.trimmed.plans import list_artifacts
 from engine.tools.trimmed.progress import SILENT, StagePrinter
 from engine.training.inference import follow, open_model

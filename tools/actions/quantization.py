@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from engine.base.aliases import Array
 from engine.base.errors import FileError, InputError
 from engine.data import batches
 from engine.data.dataset import Dataset
@@ -26,8 +26,6 @@ from engine.trainer.metrics import metrics_of
 from engine.trainer.runs import INFERENCE
 from engine.trainer.sizes import BATCH_SIZE
 from engine.training.inference import Session
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 
+from engine.base.aliases import Array, Shapes
 from engine.base.element_types import NUMPY
 from engine.base.errors import LabelError
 from engine.tools.trimmed.plans import SAMPLES, count_samples, find_batch_shapes
 from engine.training.model import Model
-
-Shapes = Mapping[str, tuple[int, ...]]
-Array = npt.NDArray[Any]
 
 BELOW = (30_000, 1_000, 10, 2, 1)  # limits of numbers made up, until the model takes them
 

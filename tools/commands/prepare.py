@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from engine.base.aliases import Shapes
 from engine.base.plan_options import PlanOptions
 from engine.kernels.binaries import source
 from engine.system import config
@@ -74,7 +75,7 @@ def command(
 
 def _list_shapes(
     shapes: tuple[tuple[str, tuple[int, ...]], ...], batches: tuple[int, ...]
-) -> list[tuple[int, prepare.Shapes]]:
+) -> list[tuple[int, Shapes]]:
     """Return the shapes to plan for: every batch size with every shape given for an input."""
     named: dict[str, list[tuple[str, tuple[int, ...]]]] = {}
     for name, shape in shapes:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from engine.base.aliases import Bytes
 from engine.data import (
     ColorJitter,
     CutMix,
@@ -27,7 +28,6 @@ from engine.data.voices import speak
 from engine.tools.dev.pictures import PICTURES
 
 SIDE, TIMES, MARGIN, NAMES = 128, 4, 8, 110
-Bytes = npt.NDArray[np.uint8]
 
 
 def draw_scene(hill: float, sky: tuple[int, int, int]) -> Bytes:

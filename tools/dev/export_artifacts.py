@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import onnx
 
 from engine import artifacts
+from engine.base.aliases import Array
 
 OUTPUT = "logits"  # of a model whose loss is added here
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def list_inputs(data: dict[str, Array]) -> list[Array]:

@@ -24,6 +24,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 
+from engine.base.aliases import Shapes
 from engine.base.errors import EngineError, InputError
 from engine.base.plan_options import DEFAULTS, PRECISIONS, PlanOptions, Precision
 from engine.data.tokens import ByteTokenizer
@@ -93,7 +94,7 @@ def of_case(case: Case) -> Iterator[Plan]:
 def of_folder(
     folder: Path,
     batch: int,
-    shapes: plans.Shapes | None = None,
+    shapes: Shapes | None = None,
     precision: Precision = "f32",
 ) -> Iterator[Plan]:
     """Yield the plans of artifacts: of each model, and of training steps in one."""

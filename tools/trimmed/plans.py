@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from engine.base.aliases import Shapes
 from engine.base.errors import FileError, InputError, ModelError, StateError
 from engine.checkpoint.storage import Checkpoint
 from engine.graphs.io import onnx_io
@@ -46,7 +47,6 @@ PHASES = ("train", "eval", "infer", "optimizer")  # plans by the numbers C has f
 _ONLY: dict[str, tuple[str, ...]] = {
     "inference": ("infer",), "train": ("train",), "decoder": (),
 }  # fmt: skip
-Shapes = Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)

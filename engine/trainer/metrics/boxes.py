@@ -12,9 +12,10 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from engine.base import arguments
+from engine.base.aliases import Array
 from engine.base.errors import DTypeError, InputError, LimitError, ShapeError
 from engine.base.signatures import AT_LEAST_1, SHARE, check_arguments
-from engine.trainer.metric import Array, AveragedMetric, Declaration, Tensors
+from engine.trainer.metric import AveragedMetric, Declaration, Tensors
 from engine.trainer.metrics.ranking import LIMIT, decode_array, encode_array
 
 __all__ = ["MeanAveragePrecision"]

@@ -22,10 +22,11 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from engine.base import arguments
+from engine.base.aliases import Array
 from engine.base.errors import LimitError, ShapeError
 from engine.base.signatures import check_arguments
 from engine.data.samples import IGNORED
-from engine.trainer.metric import Array, AveragedMetric, Declaration
+from engine.trainer.metric import AveragedMetric, Declaration
 from engine.trainer.metrics.classes import (
     DECISIONS,
     LABELS,

@@ -19,10 +19,11 @@ from typing import Any, Literal
 
 import numpy as np
 
+from engine.base.aliases import Array
 from engine.base.errors import ShapeError
 from engine.base.signatures import ANY, check_arguments
 from engine.data.samples import IGNORED
-from engine.trainer.metric import Array, AveragedMetric, Declaration
+from engine.trainer.metric import AveragedMetric, Declaration
 from engine.trainer.metrics.classes import DECISIONS, LABELS, NOTHING, Decisions, has_labels
 
 __all__ = ["F1", "MCC", "BalancedAccuracy", "Dice", "IoU", "Precision", "Recall"]

@@ -9,17 +9,11 @@ from typing import Any, Literal
 
 import numpy as np
 
+from engine.base.aliases import Array
 from engine.base.errors import DTypeError, ShapeError
 from engine.base.signatures import check_arguments
 from engine.data.samples import IGNORED
-from engine.trainer.metric import (
-    Array,
-    AveragedMetric,
-    Declaration,
-    MeanMetric,
-    Metric,
-    Tensors,
-)
+from engine.trainer.metric import AveragedMetric, Declaration, MeanMetric, Metric, Tensors
 from engine.training.mode import Mode
 
 __all__ = ["MAE", "MSE", "R2", "RMSE", "Perplexity"]

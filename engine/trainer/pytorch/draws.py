@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from engine.base.aliases import Array
 from engine.base.element_types import NUMPY, OF_ONNX
 
 if TYPE_CHECKING:
     from engine.graphs.ir.graph import Graph, Names, Node
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def draw_uniform(shape: Sequence[int]) -> Array:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from engine.base import arguments
+from engine.base.aliases import Array
 from engine.base.errors import (
     DTypeError,
     FileError,
@@ -53,7 +54,6 @@ if TYPE_CHECKING:
     from engine.graphs.offline.support import Support
     from engine.training.state import CheckpointState
 
-Array = np.ndarray[Any, np.dtype[Any]]
 OPSET = 18
 TOLERANCE = 1e-3  # of outputs, relative to the largest of them if that is above 1
 PACKAGES = ("torch", "onnxscript")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from engine.base.aliases import Array
 from engine.base.element_types import FLOATS, NUMPY
 from engine.base.errors import EngineError, ModelError, ModelWarning, join_names, warn_user
 from engine.system.paths import Paths
@@ -25,7 +26,6 @@ from engine.trainer.pytorch.program import in_mode, silently
 if TYPE_CHECKING:
     from engine.graphs.ir.graph import Graph
 
-Array = np.ndarray[Any, np.dtype[Any]]
 
 MOST_BYTES = 64 << 20  # of a module's parameters up to which gradients are compared unasked
 CLOSE = 2e-3  # of the norm of a gradient: how far one of float32 may be off

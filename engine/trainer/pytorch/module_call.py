@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from engine.base.aliases import Array
 from engine.base.errors import InputError, NameNotFoundError, suggest_nearest
 
-Array = np.ndarray[Any, np.dtype[Any]]
 BATCH = "batch"  # the name of the axis
 
 

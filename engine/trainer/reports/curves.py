@@ -7,14 +7,11 @@ one score together, as scikit-learn does.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from engine.base.aliases import Array
 from engine.trainer.metrics.ranking import count_descending
-
-Array = npt.NDArray[Any]
 
 BINS = 15  # of a reliability diagram; Guo et al., On Calibration of Modern Neural Networks, 2017
 

@@ -14,14 +14,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from engine.base.aliases import Array
 from engine.trainer.metrics.classes import has_labels
 from engine.trainer.metrics.ranking import log_odds
 from engine.trainer.reports import png
 from engine.trainer.reports.thinned import Thinned
-
-Array = npt.NDArray[Any]
 
 MAX_CLASSES = 1000  # of a confusion matrix
 MAX_PAIRS = 400  # of expected and predicted values

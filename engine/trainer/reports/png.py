@@ -9,14 +9,11 @@ import base64
 import struct
 import zlib
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from engine.base.aliases import Array
 from engine.drawing.class_colours import choose_colours
-
-Array = npt.NDArray[Any]
 
 MAX_SIDE = 96  # pixels of a picture's longer side; larger ones are reduced
 MIN_SIDE = 4  # of an array that is taken for a picture

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from engine.base.aliases import Array
 from engine.base.element_types import FLOATS, ITEMSIZE
 from engine.kernels.loops.bad_data import NO_POSITION, report_at
 from engine.kernels.loops.map import MAP_KERNELS, widen_integers
@@ -41,7 +42,6 @@ from engine.kernels.vocabulary.kernel import (
 )
 from engine.kernels.vocabulary.op import (
     MS,
-    Array,
     Dim,
     Grad,
     Lowering,

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from engine.base.aliases import Array
 from engine.base.element_types import NUMPY, ONNX_CODE
 from engine.kernels.ops.shape import i64s, unsqueeze
-from engine.kernels.vocabulary.op import Array, Grad, Site
+from engine.kernels.vocabulary.op import Grad, Site
 
 
 def _is_distinct(site: Site) -> bool:

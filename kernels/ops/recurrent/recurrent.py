@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from engine.base.aliases import Array
 from engine.kernels.loops.map import MAP_KERNELS, lower_map
 from engine.kernels.ops.recurrent.cells import read_curves
 from engine.kernels.ops.recurrent.gru import gru, gru_grad_after, gru_grad_before
@@ -49,7 +50,6 @@ from engine.kernels.vocabulary.kernel import Template
 from engine.kernels.vocabulary.op import (
     MS,
     OURS,
-    Array,
     Grad,
     Kind,
     Lowering,

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from engine.base.aliases import Array
 from engine.base.element_types import ITEMSIZE, NUMPY
 from engine.kernels.machine.target import Target
 from engine.kernels.vocabulary.call import KernelCall, Reach
@@ -30,13 +31,7 @@ from engine.kernels.vocabulary.kernel import (
     share,
     udiv,
 )
-from engine.kernels.vocabulary.op import (
-    Array,
-    Lowering,
-    Operand,
-    find_each_stored,
-    find_stored,
-)
+from engine.kernels.vocabulary.op import Lowering, Operand, find_each_stored, find_stored
 from engine.kernels.vocabulary.row_program import loop
 from engine.plan.words import Field, Words
 

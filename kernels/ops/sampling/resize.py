@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from engine.base import limits
+from engine.base.aliases import Array
 from engine.base.element_types import FLOATS, ONNX_CODE
 from engine.kernels.loops.map import MAP_KERNELS, lower_map
 from engine.kernels.ops.index.gather import gather, take
@@ -28,7 +29,6 @@ from engine.kernels.vocabulary.facts import ChannelsLast, Samples, Storage
 from engine.kernels.vocabulary.op import (
     MS,
     OURS,
-    Array,
     Dim,
     Grad,
     Lowering,

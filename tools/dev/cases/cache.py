@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
-
+from engine.base.aliases import Array
 from engine.kernels.vocabulary.op import OURS
 from engine.tools.dev.cases.case import Case, f32, fed
-
-Array = np.ndarray
 
 
 def _write_cache(cache: Array, rows: Array, at: Array) -> list[Array]:

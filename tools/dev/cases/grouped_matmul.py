@@ -6,10 +6,9 @@ from itertools import pairwise
 
 import numpy as np
 
+from engine.base.aliases import Array
 from engine.kernels.vocabulary.op import OURS
 from engine.tools.dev.cases.case import Case, f32, fed, i64
-
-Array = np.ndarray
 
 
 def _group(index: Array, groups: int) -> list[Array]:

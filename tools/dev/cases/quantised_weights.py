@@ -6,11 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from engine.base.aliases import Array
 from engine.kernels.vocabulary.op import MS, OURS
 from engine.tools.dev.cases.case import Case, f32, fed, i64
 from engine.tools.dev.cases.quantization import ANY, raw, scales, zeros
-
-Array = np.ndarray
 
 
 def levels(packed: Array, bits: int, count: int) -> Array:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from engine.base.aliases import Array
 from engine.drawing.charts import draw_histogram, scatter
 from engine.trainer.reports.curves import BINS, Calibration
-from engine.trainer.reports.findings import Array, Findings, compute_sigmoid
+from engine.trainer.reports.findings import Findings, compute_sigmoid
 from engine.trainer.reports.record import Record, describe_origin
 from engine.trainer.reports.section import Section
 from engine.trainer.reports.sections.classes import note_thinning

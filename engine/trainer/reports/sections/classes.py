@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from engine.base.aliases import Array
 from engine.drawing.page import escape, make_table
 from engine.trainer.reports.curves import ThresholdCounts
 from engine.trainer.reports.findings import Findings
 from engine.trainer.reports.record import Record, describe_origin
 from engine.trainer.reports.section import Section
-
-Array = npt.NDArray[Any]
 
 OPEN = 24  # classes of a table that is not folded
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from engine.base.aliases import Array
 from engine.drawing.page import escape, make_table
 from engine.trainer.reports.record import Record, describe_origin
 from engine.trainer.reports.section import Section
 from engine.trainer.reports.sections.classes import name_classes
-
-Array = npt.NDArray[Any]
 
 MAX_NUMBERS = 24  # classes of a matrix whose cells show their numbers
 MAX_CELLS = 120  # classes of a matrix that is drawn

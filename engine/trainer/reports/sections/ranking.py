@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 
+from engine.base.aliases import Array
 from engine.drawing.charts import COLOURS, Line, draw_line_chart
 from engine.trainer.reports.curves import ThresholdCounts
 from engine.trainer.reports.record import Record, describe_origin
 from engine.trainer.reports.section import Section
 from engine.trainer.reports.sections.classes import name_classes, note_thinning, rank_samples
-
-Array = npt.NDArray[Any]
 
 POINTS = 200  # of a curve, at most
 
