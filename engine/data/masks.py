@@ -14,6 +14,7 @@ import numpy.typing as npt
 from engine.base import arguments
 from engine.base.aliases import Array
 from engine.base.errors import EngineError, InputError, ShapeError
+from engine.base.labels import IGNORED
 from engine.base.signatures import AT_LEAST_0, check_arguments
 from engine.data import pictures
 from engine.data.dataset import Indices
@@ -21,7 +22,7 @@ from engine.data.files import CACHE, READERS
 from engine.data.folders import find_pair, list_files, refuse_divided_pair
 from engine.data.images import Images
 from engine.data.pictures import ColorMode, Pixels
-from engine.data.samples import IGNORED, Sample, read_only
+from engine.data.samples import Sample, read_only
 from engine.system.config import count_cores
 
 BORDER = 255  # stands in masks for pixels without a class, beside 0, 1, 2, ...

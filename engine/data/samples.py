@@ -15,8 +15,6 @@ Sample = tuple[Array, ...]
 """The arrays of one sample, in the order of a model's inputs."""
 Batch = tuple[Array, ...] | dict[str, Array]
 """Arrays whose first axis counts samples: in the order of a model's inputs, or by their names."""
-IGNORED = -100  # the label of positions that do not count, as in PyTorch
-
 Augment = Callable[[Sample, np.random.Generator], Sample]
 """A random change of one sample, which draws from the given generator alone."""
 

@@ -14,10 +14,11 @@ import numpy as np
 from engine.base import arguments
 from engine.base.aliases import Array
 from engine.base.errors import InputError, NameNotFoundError, suggest_nearest
+from engine.base.labels import IGNORED
 from engine.base.signatures import AT_LEAST_1, check_arguments
 from engine.data.dataset import Dataset, Indices
 from engine.data.folders import list_all
-from engine.data.samples import IGNORED, Sample, read_only
+from engine.data.samples import Sample, read_only
 from engine.data.texts import read
 
 SUFFIXES = (".conll", ".conllu", ".iob", ".iob2", ".bio", ".jsonl")

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, overload
 
 from engine.base.aliases import Array, StrPath
 from engine.base.errors import InputError, NonFiniteError, StateError
+from engine.base.labels import IGNORED
 from engine.base.signatures import ABOVE_0, Range, check_arguments
-from engine.data.samples import IGNORED
 from engine.distributed.group import RankGroup
 from engine.trainer.learner import TrainingModels
 from engine.trainer.metric import Given, Metric

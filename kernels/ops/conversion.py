@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from engine.base.aliases import Array
-from engine.base.element_types import NUMPY, OF_ONNX, ONNX_CODE
+from engine.base.element_types import NUMPY, OF_ONNX, ONNX_CODE, name_onnx_type
 from engine.kernels.loops.map import MAP_KERNELS, lower_map
 from engine.kernels.vocabulary.facts import Movement, Samples
 from engine.kernels.vocabulary.op import Lowering, Nodes, Op, Operand, Site, TensorType
@@ -28,7 +28,7 @@ def _bit_cast_infer(site: Site) -> tuple[TensorType, ...]:
     x, to = site.type(0), OF_ONNX.get(site.attrs["to"])
     kinds = {d for d in NUMPY if np.dtype(NUMPY[d]).itemsize == np.dtype(NUMPY[x.dtype]).itemsize}
     if to not in kinds:
-        site.fail(f"{x.dtype} as ONNX type {site.attrs['to']}", ", ".join(sorted(kinds)))
+        site.fail(f"{x.dtype} as {name_onnx_type(site.attrs['to'])}", ", ".join(sorted(kinds)))
     return (x.but(dtype=to),)
 
 

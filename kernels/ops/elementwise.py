@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.base.element_types import OF_ONNX, ONNX_CODE, REALS
+from engine.base.element_types import OF_ONNX, ONNX_CODE, REALS, name_onnx_type
 from engine.base.errors import DTypeError
 from engine.kernels.loops.map import MAP_KERNELS, lower_formulas
 from engine.kernels.vocabulary.expression import Expr
@@ -96,7 +96,7 @@ def _extreme_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
 def read_dtype(site: Site, code: int) -> str:
     """Return the element type that ONNX numbers so, of an attribute of the node."""
     if code not in OF_ONNX:
-        site.fail(f"ONNX type {code}", ", ".join(sorted(OF_ONNX.values())))
+        site.fail(name_onnx_type(code), ", ".join(sorted(OF_ONNX.values())))
     return OF_ONNX[code]
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.base.element_types import FLOATS, NUMPY, OF_ONNX, ONNX_CODE
+from engine.base.element_types import FLOATS, NUMPY, OF_ONNX, ONNX_CODE, name_onnx_type
 from engine.kernels.machine.target import Target
 from engine.kernels.ops.elementwise import read_dtype
 from engine.kernels.vocabulary.expression import Expr
@@ -133,7 +133,7 @@ def _read_dtype(site: Site, default: int | None) -> str:
     code = site.attrs.get("dtype", default)
     dtype = site.type(0).dtype if code is None else OF_ONNX.get(code)
     if dtype not in FLOATS:
-        site.fail(f"random numbers of {dtype or f'ONNX type {code}'}", ", ".join(FLOATS))
+        site.fail(f"random numbers of {dtype or name_onnx_type(code)}", ", ".join(FLOATS))
     return dtype
 
 

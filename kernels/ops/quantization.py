@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.base.element_types import FLOATS, NUMPY, OF_ONNX, ONNX_CODE
+from engine.base.element_types import FLOATS, NUMPY, OF_ONNX, ONNX_CODE, name_onnx_type
 from engine.base.limits import check
 from engine.kernels.ops import matmul
 from engine.kernels.ops.conv import conv
@@ -106,7 +106,7 @@ def _find_quantised(site: Site) -> str:
     dtype = site.type(2).dtype if site.has(2) else OF_ONNX.get(code) if code else "u8"
     if dtype not in QUANTISED:
         by = f"by the zero point (input 2), {site.type(2)}, " if site.has(2) else ""
-        site.fail(f"{by}quantisation to {dtype or f'ONNX type {code}'}", ", ".join(QUANTISED))
+        site.fail(f"{by}quantisation to {dtype or name_onnx_type(code)}", ", ".join(QUANTISED))
     return dtype
 
 
@@ -135,7 +135,7 @@ def _dequantize_infer(site: Site) -> tuple[TensorType, ...]:
     code = site.attrs.get("output_dtype", 0)
     dtype = OF_ONNX.get(code) if code else scale.dtype
     if dtype not in FLOATS:
-        site.fail(f"output of {dtype or f'ONNX type {code}'}", ", ".join(FLOATS))
+        site.fail(f"output of {dtype or name_onnx_type(code)}", ", ".join(FLOATS))
     return (x.but(dtype=dtype),)
 
 

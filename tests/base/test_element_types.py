@@ -11,7 +11,13 @@ import numpy as np
 import onnx
 import pytest
 
-from engine.base.element_types import ELEMENT_TYPES, OF_NUMPY, OF_ONNX, ElementType
+from engine.base.element_types import (
+    ELEMENT_TYPES,
+    OF_NUMPY,
+    OF_ONNX,
+    ElementType,
+    name_onnx_type,
+)
 from tests.support.places import ROOT
 from tests.support.source_files import list_files, name_file
 
@@ -110,3 +116,11 @@ def test_the_public_header_has_the_numbers_of_the_table() -> None:
     kept = {t.name: t for t in ELEMENT_TYPES.values() if t.kind != "half"}
     assert numbers.pop("bool") == kept.pop("b1").onnx
     assert numbers == {name: t.onnx for name, t in kept.items()}
+
+
+def test_every_type_of_onnx_has_a_name_in_messages() -> None:
+    """Those that nothing here has, such as INT4, have the name of the standard."""
+    for name, code in onnx.TensorProto.DataType.items():
+        if code:
+            assert name_onnx_type(code) == OF_ONNX.get(code, name)
+    assert name_onnx_type(99) == "ONNX type 99"

@@ -99,7 +99,7 @@ def test_the_cpu_is_asked_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert known() == other
     kept[0].write_bytes(b"damaged")
     assert known() == other
-    monkeypatch.setattr(hosts, "_CPUINFO", str(tmp_path / "none"))
+    monkeypatch.setattr(hosts, "CPUINFO", str(tmp_path / "none"))
     assert known() == other
 
 

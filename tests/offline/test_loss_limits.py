@@ -318,9 +318,9 @@ def test_info_nce_takes_batches_of_any_size(tmp_path: Path) -> None:
             lambda: artifacts.TripletMarginLoss(),
             None,
             InputError,
-            "takes three model outputs; found",
+            "takes three model outputs; got",
         ),
-        (lambda: artifacts.InfoNCELoss(), None, InputError, "takes two model outputs; found"),
+        (lambda: artifacts.InfoNCELoss(), None, InputError, "takes two model outputs; got"),
         (
             lambda: artifacts.BatchHardTripletLoss(-1),
             None,
@@ -331,7 +331,7 @@ def test_info_nce_takes_batches_of_any_size(tmp_path: Path) -> None:
             lambda: artifacts.GIoULoss(),
             ["y0", "a", "b", "c"],
             InputError,
-            "the names of its target, weig",
+            "other names for target, weig",
         ),
         (lambda: artifacts.FocalLoss("softmax"), ["y0", "0"], ModelError, "needs '0' as i64"),
         (

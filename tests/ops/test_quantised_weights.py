@@ -256,5 +256,5 @@ def test_a_table_of_4_bits_whose_rows_end_inside_a_byte_is_refused() -> None:
     import ml_dtypes
 
     proto = make_lookup({"q": np.zeros((5, 17), ml_dtypes.int4), "s": scale(5, 2)})
-    with pytest.raises(DTypeError, match=r"reads 'q' of 4 bits .*\[5, 17\].* an even number"):
+    with pytest.raises(DTypeError, match=r"reads 'q' with 4 bits .*\[5, 17\].* an even number"):
         onnx_io.load(proto)

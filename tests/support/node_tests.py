@@ -43,8 +43,8 @@ def shorten_error(text: str) -> str:
     missing += re.findall(r"also: (\w+)", text)
     if missing:
         return f"no {', '.join(sorted(set(missing)))}"
-    if code := re.search(r"ONNX type (\d+)", text):
-        return f"element type {TensorProto.DataType.Name(int(code[1])).lower()}"
+    if name := re.search(rf"\b({'|'.join(TensorProto.DataType.keys())})\b", text):
+        return f"element type {name[1].lower()}"
     for pattern, kind in (
         (r"seq\(|is a sequence", "a sequence"),
         (r"optional_type|type_proto", "an optional value"),

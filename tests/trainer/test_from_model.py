@@ -85,5 +85,5 @@ def test_what_cannot_be_made_is_refused(photos: Path) -> None:
     with pytest.raises(InputError, match="not from generator: give classes= and input_shape="):
         Trainer.from_model("mlp", data=(row for row in np.eye(3)))
     Path("rows.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(InputError, match=r"'rows.csv' holds csv, .* give Table"):
+    with pytest.raises(InputError, match=r"'rows.csv' contains csv, .* give a Table"):
         Trainer.from_model("mlp", data="rows.csv")

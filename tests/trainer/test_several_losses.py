@@ -171,10 +171,10 @@ def test_metrics_of_the_training_data_are_of_the_outputs_that_they_name(
 @pytest.mark.parametrize(
     ("metric", "message"),
     [
-        ("accuracy", "'accuracy': the outputs .'scores', 'box'.* Accuracy output= and target="),
-        (MAE(target="box_target"), "'mae': .* give MAE output=, the names"),
-        (lambda output, target: 0.0, "'function': .* give Function output= and target="),
-        ("perplexity", "give Perplexity target=,"),
+        ("accuracy", "'accuracy': the outputs .'scores', 'box'.* output= and target= of Accuracy"),
+        (MAE(target="box_target"), "'mae': .* by output= of MAE"),
+        (lambda output, target: 0.0, "'function': .* by output= and target= of Function"),
+        ("perplexity", "by target= of Perplexity"),
     ],
 )
 def test_metrics_that_do_not_name_what_they_compare(metric: Any, message: str) -> None:
@@ -289,7 +289,7 @@ def test_losses_of_run_toml_that_do_not_fit(
 @pytest.mark.parametrize("train", ["*", ["body", "head", "side"]])
 def test_what_the_loss_does_not_read_stays_as_it_is(train: Any, tmp_path: Path) -> None:
     """A file with outputs for several tasks trains for one of them, as a PyTorch module does."""
-    with pytest.warns(ModelWarning, match="the loss does not depend on 'side': they stay as"):
+    with pytest.warns(ModelWarning, match="the loss does not depend on 'side', so they stay"):
         trainer = made("mse", loss_inputs=["scores"], train=train)
     assert list(trainer.state.trainable_names()) == ["body", "head"]
     target = np.zeros((20, 3), np.float32)

@@ -210,7 +210,7 @@ def test_an_error_ends_what_no_factor_helps() -> None:
     x[0, 0] = np.nan
     for _ in range(18):  # 16 of them lower the factor to 1
         trainer.step(x, y)
-    with pytest.raises(NonFiniteError, match=r"19 updates in a row .* loss scale of 1, as"):
+    with pytest.raises(NonFiniteError, match=r"19 updates in a row .* loss scale of 1, because"):
         trainer.step(x, y)
     assert trainer.steps == 0
     assert trainer.skipped == 19

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from engine.data.samples import IGNORED as IGNORED
+from engine.base.labels import IGNORED as IGNORED
 from engine.trainer.metric import Declaration as Declaration
 from engine.trainer.metric import Given as Given
 from engine.trainer.metric import Metric as Metric

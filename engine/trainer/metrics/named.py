@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from engine.base.errors import DTypeError, InputError, suggest_nearest
-from engine.data.samples import IGNORED
+from engine.base.labels import IGNORED
 from engine.trainer.metric import Declaration, Given, Metric
 from engine.trainer.metrics import classes, families, values
 

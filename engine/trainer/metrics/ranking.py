@@ -24,8 +24,8 @@ import numpy as np
 from engine.base import arguments
 from engine.base.aliases import Array
 from engine.base.errors import LimitError, ShapeError
+from engine.base.labels import IGNORED
 from engine.base.signatures import check_arguments
-from engine.data.samples import IGNORED
 from engine.trainer.metric import AveragedMetric, Declaration
 from engine.trainer.metrics.classes import (
     DECISIONS,

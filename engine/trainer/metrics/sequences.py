@@ -21,8 +21,8 @@ import numpy as np
 
 from engine.base.aliases import Array
 from engine.base.errors import DTypeError, ShapeError
+from engine.base.labels import IGNORED
 from engine.base.signatures import AT_LEAST_1, check_arguments
-from engine.data.samples import IGNORED
 from engine.trainer.metric import Declaration, MeanMetric, Metric, Tensors
 
 __all__ = ["BLEU", "ErrorRate"]

@@ -21,8 +21,8 @@ import numpy as np
 
 from engine.base.aliases import Array
 from engine.base.errors import ShapeError
+from engine.base.labels import IGNORED
 from engine.base.signatures import ANY, check_arguments
-from engine.data.samples import IGNORED
 from engine.trainer.metric import AveragedMetric, Declaration
 from engine.trainer.metrics.classes import DECISIONS, LABELS, NOTHING, Decisions, has_labels
 

@@ -11,8 +11,8 @@ import numpy as np
 
 from engine.base.aliases import Array
 from engine.base.errors import DTypeError, ShapeError
+from engine.base.labels import IGNORED
 from engine.base.signatures import check_arguments
-from engine.data.samples import IGNORED
 from engine.trainer.metric import AveragedMetric, Declaration, MeanMetric, Metric, Tensors
 from engine.training.mode import Mode
 
