@@ -130,7 +130,9 @@ def test_what_opset_21_does_not_have_is_named() -> None:
         "GroupNormalization", ("m", "one", "one"), ("y",), {"num_groups": 1}, "", "groups"
     )
     groups.initializers["one"] = np.ones(1, np.float32)
-    with pytest.raises(UnsupportedOpError, match="GroupNormalization 'groups': it has one scale per"):
+    with pytest.raises(
+        UnsupportedOpError, match="GroupNormalization 'groups': it has one scale per"
+    ):
         store_nibbles(groups)
 
 
