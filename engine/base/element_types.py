@@ -89,18 +89,18 @@ UNSIGNED = tuple(t.name for t in _ROWS if t.kind == "unsigned")
 TRAINED_INTEGERS = ("i32", "i8", "u8")  # that training changes in place, where they stand for reals
 
 
-# ONNX's names of its types that nothing here has, by number (TensorProto.DataType):
-_LACKING = {
-    8: "STRING", 14: "COMPLEX64", 15: "COMPLEX128", 16: "BFLOAT16", 17: "FLOAT8E4M3FN",
-    18: "FLOAT8E4M3FNUZ", 19: "FLOAT8E5M2", 20: "FLOAT8E5M2FNUZ", 21: "UINT4", 22: "INT4",
-    23: "FLOAT4E2M1", 24: "FLOAT8E8M0", 25: "UINT2", 26: "INT2",
-    27: "FLOAT6E2M3", 28: "FLOAT6E3M2",
+# ONNX's names of the types that models may not have, by number (TensorProto.DataType):
+_CLOSED = {
+    **{t.onnx: t.onnx_name for t in _ROWS if t.is_stored_only},
+    8: "STRING", 14: "COMPLEX64", 15: "COMPLEX128", 17: "FLOAT8E4M3FN", 18: "FLOAT8E4M3FNUZ",
+    19: "FLOAT8E5M2", 20: "FLOAT8E5M2FNUZ", 21: "UINT4", 22: "INT4", 23: "FLOAT4E2M1",
+    24: "FLOAT8E8M0", 25: "UINT2", 26: "INT2", 27: "FLOAT6E2M3", 28: "FLOAT6E3M2",
 }  # fmt: skip
 
 
 def name_onnx_type(code: int) -> str:
     """Return our name of the type with this number in ONNX, otherwise ONNX's, for messages."""
-    return OF_ONNX.get(code) or _LACKING.get(code, f"ONNX type {code}")
+    return OF_ONNX.get(code) or _CLOSED.get(code, f"ONNX type {code}")
 
 
 def find_gradient_type(dtype: str) -> str:

@@ -369,9 +369,7 @@ class _Scope(dict[str, Any]):
 
 def _evaluate(hint: Any, scope: Mapping[str, Any]) -> Any:
     """Evaluate an annotation, which is a text in every module of this package."""
-    while isinstance(hint, str):  # also an alias that is a text
-        hint = eval(hint, {}, _Scope(scope))
-    return hint
+    return eval(hint, {}, _Scope(scope)) if isinstance(hint, str) else hint
 
 
 def _open_alias(hint: Any) -> Any:
