@@ -223,6 +223,12 @@ class Graph:
         for n in self.nodes:
             yield from (n.op, n.domain, n.name, *n.inputs, *n.outputs, *n.attrs)
 
+    def add_constant(self, base: str, value: Array, names: Names) -> str:
+        """Add a constant under a fresh name, from `base`; return the name."""
+        name = names.take_fresh(base)
+        self.initializers[name] = np.ascontiguousarray(value).reshape(value.shape)
+        return name
+
     def find_producers(self) -> dict[str, Node]:
         """Return the node that makes each value."""
         return {o: n for n in self.nodes for o in n.outputs if o}

@@ -24,7 +24,6 @@ from typing import Any
 
 import numpy as np
 
-from engine.base.aliases import Array
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.ir.sites import find_product, find_units
 from engine.graphs.offline.scaled_products import CHANNELS_OPSET
@@ -117,7 +116,9 @@ class IntegerLayers:
                 return False
             # The unit of the sums, to which the integers of the bias are added.
             unit = np.asarray(known[x_scale].reshape(()) * known[w_scale], np.float32)
-            c = self.add_channels(bias, (self.add(f"{bias}_scale", unit), ""), 0)
+            c = self.add_channels(
+                bias, (self.graph.add_constant(f"{bias}_scale", unit, self.names), ""), 0
+            )
             if not c:
                 return False
             ins.append(c)
@@ -229,7 +230,11 @@ class IntegerLayers:
         for n, v in zip((scale, zero), (s, *z), strict=False):
             is_kept = v.shape == shape or (not shape and v.shape == (1,))
             spread = v.reshape(()) if v.size == 1 else v.reshape(-1)
-            inputs.append(n if is_kept else self.add(n, np.broadcast_to(spread, shape)))
+            inputs.append(
+                n
+                if is_kept
+                else self.graph.add_constant(n, np.broadcast_to(spread, shape), self.names)
+            )
         value = self.names.take_fresh(f"{name}_dequantized")
         title = self.names.take_fresh(f"{value}/DequantizeLinear")
         node = self.add_node("DequantizeLinear", tuple(inputs), value, {}, title)
@@ -251,7 +256,7 @@ class IntegerLayers:
         if len(constants) != 1 and (constants or not computed):
             values = (known[n].astype(np.float32) for n in constants)
             whole = np.asarray(math.prod(values, start=np.ones((), np.float32)))
-            constants = [self.add(f"{name}_scale", whole)]
+            constants = [self.graph.add_constant(f"{name}_scale", whole, self.names)]
         first, *rest = (*constants, *computed)
         for factor in rest:
             value = self.names.take_fresh(f"{name}_scale")
@@ -259,12 +264,6 @@ class IntegerLayers:
             self.add_node("Mul", (first, factor), value, {}, title)
             first = value
         return first
-
-    def add(self, name: str, value: Array) -> str:
-        """Add a constant; return its name."""
-        name = self.names.take_fresh(name)
-        self.graph.initializers[name] = np.ascontiguousarray(value).reshape(value.shape)
-        return name
 
     def add_node(
         self, op: str, inputs: tuple[str, ...], output: str, attrs: dict[str, Any], name: str

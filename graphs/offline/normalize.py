@@ -80,7 +80,9 @@ class _GemmFactors:
             return "" if bias is None else name
         if bias.shape not in ((), (1,), (1, 1), (1, columns)):
             return ""
-        return self.add(name, np.broadcast_to(bias.reshape(-1), (columns,)))
+        return self.graph.add_constant(
+            name, np.broadcast_to(bias.reshape(-1), (columns,)), self.names
+        )
 
     def scale(self, name: str, factor: float, dtype: Any) -> str:
         """Return a value of a NumPy dtype times a factor; a constant if it is one."""
@@ -89,19 +91,13 @@ class _GemmFactors:
         if (name, factor) not in self.scaled:
             value, number = self.graph.initializers.get(name), np.array(factor, dtype)
             if value is not None:
-                made = self.add(name, value * number)
+                made = self.graph.add_constant(name, value * number, self.names)
             else:
-                unit = self.add(f"{name}_factor", number)
+                unit = self.graph.add_constant(f"{name}_factor", number, self.names)
                 made = self.names.take_fresh(f"{name}_scaled")
                 self.append("Mul", (name, unit), made)
             self.scaled[name, factor] = made
         return self.scaled[name, factor]
-
-    def add(self, name: str, value: Array) -> str:
-        """Add a constant; return its name."""
-        name = self.names.take_fresh(name)
-        self.graph.initializers[name] = np.ascontiguousarray(value).reshape(value.shape)
-        return name
 
     def append(self, op: str, inputs: tuple[str, ...], output: str, **attrs: Any) -> str:
         """Append a node; return the value that it makes."""

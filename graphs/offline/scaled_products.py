@@ -126,7 +126,9 @@ class _ScaleJoining:
         if value.dtype in _INTEGERS:
             if not (single or has_axis):
                 return ""
-            scale = self.add(f"{weights.name}_scale", scales.reshape(() if single else -1))
+            scale = self.graph.add_constant(
+                f"{weights.name}_scale", scales.reshape(() if single else -1), self.names
+            )
             attrs: dict[str, Any] = {} if single else {"axis": axis}
             inputs, op = (weights.name, scale), "DequantizeLinear"
             made = self.append(product, op, inputs, f"{weights.name}_dequantized", attrs)
@@ -136,19 +138,13 @@ class _ScaleJoining:
             if all(len(self.readers[name]) == 1 for name in names):  # it keeps its name
                 self.graph.initializers[weights.name] = scaled
                 return product.inputs[1]
-            made = self.add(weights.name, scaled)
+            made = self.graph.add_constant(weights.name, scaled, self.names)
         else:
             return ""
         for node in reversed(weights.way):
             if is_transposing(node):
                 made = self.append(product, node.op, (made,), f"{made}_transposed", node.attrs)
         return made
-
-    def add(self, name: str, value: Array) -> str:
-        """Add a constant; return its name."""
-        name = self.names.take_fresh(name)
-        self.graph.initializers[name] = np.ascontiguousarray(value).reshape(value.shape)
-        return name
 
     def append(
         self, product: Node, op: str, inputs: tuple[str, ...], output: str, attrs: Mapping[str, Any]
