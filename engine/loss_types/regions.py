@@ -38,16 +38,9 @@ EPSILON = 1e-7
 Form = Literal["xyxy", "cxcywh"]
 
 
-@check_arguments
 @dataclass(frozen=True)
-class GIoULoss(NamedLoss):
-    """1 - generalised intersection over union of boxes [..., 4] and their targets.
-
-    boxes: "xyxy": the left, top, right and bottom sides; "cxcywh": the centre, width and height.
-    weighted: whether the training model has an input `weight` [...] with a factor for each pair of
-        boxes.  0 leaves a pair out.  The mean is then the weighted sum divided by the sum of the
-        weights, or 0 if that is 0.
-    """
+class _Boxed:
+    """Options of losses of pairs of boxes."""
 
     outputs: ClassVar[str] = "boxes [..., 4]"
     compared: ClassVar[str] = "`target`, same shape; `weight` [...] if `weighted`"
@@ -56,6 +49,18 @@ class GIoULoss(NamedLoss):
     boxes: Form = "xyxy"
     weighted: bool = False
     reduction: str = "mean"
+
+
+@check_arguments
+@dataclass(frozen=True)
+class GIoULoss(_Boxed, NamedLoss):
+    """1 - generalised intersection over union of boxes [..., 4] and their targets.
+
+    boxes: "xyxy": the left, top, right and bottom sides; "cxcywh": the centre, width and height.
+    weighted: whether the training model has an input `weight` [...] with a factor for each pair of
+        boxes.  0 leaves a pair out.  The mean is then the weighted sum divided by the sum of the
+        weights, or 0 if that is 0.
+    """
 
     def _append(self, nodes: LossNodes, boxes: str, target: str, weight: str) -> str:
         pairs = _Pairs.read(nodes, boxes, target, self.boxes)
@@ -69,19 +74,11 @@ class GIoULoss(NamedLoss):
 
 @check_arguments
 @dataclass(frozen=True)
-class CIoULoss(NamedLoss):
+class CIoULoss(_Boxed, NamedLoss):
     """1 - complete intersection over union, with the distance of the centres and the aspect ratios.
 
     boxes, weighted: as in `GIoULoss`.
     """
-
-    outputs: ClassVar[str] = "boxes [..., 4]"
-    compared: ClassVar[str] = "`target`, same shape; `weight` [...] if `weighted`"
-    targets: ClassVar[tuple[str, ...]] = ("target", "weight")
-
-    boxes: Form = "xyxy"
-    weighted: bool = False
-    reduction: str = "mean"
 
     def _append(self, nodes: LossNodes, boxes: str, target: str, weight: str) -> str:
         pairs = _Pairs.read(nodes, boxes, target, self.boxes)

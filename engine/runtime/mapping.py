@@ -30,7 +30,14 @@ from engine.base import limits
 from engine.base.aliases import Array, Bytes
 from engine.base.errors import EngineError, FileError, OutOfMemoryError
 from engine.plan.plan import ALIGN
-from engine.system.files import NOTE, describe_error, is_inside, open_file
+from engine.system.files import (
+    NOTE,
+    describe_error,
+    is_inside,
+    naming_data,
+    open_file,
+    refuse_short,
+)
 
 PAGE = mmap.ALLOCATIONGRANULARITY
 _FIXED = 0x10  # MAP_FIXED, which mmap does not name; the same on Linux and macOS
@@ -175,25 +182,14 @@ def open_array(
         FileError: the file is missing, unreadable, too short, or not where `opened` wants it.
     """
     end = offset + count * dtype.itemsize
-    try:
-        with open_file(path, model) as file:
-            identity = _identify(os.fstat(file.fileno()))
-            size = identity[2]
-            if end > size:
-                raise FileError(
-                    f"bytes {offset} to {end} of {path!r}, which has {size}: it is incomplete"
-                )
-            if count == 0:
-                return np.zeros(0, dtype)
-            mapped = next((f for f in _mapped if f.lays and f.identity == identity), None)
-            if mapped is None:
-                mapped = _map(file.fileno(), path, identity, lays=True)
-    except FileError as error:
-        raise FileError(f"{what}: {error}") from None
-    except (OSError, ValueError) as error:
-        raise FileError(
-            f"{what}: cannot read external data {path!r}: {describe_error(error)}"
-        ) from error
+    with naming_data(what, path), open_file(path, model) as file:
+        identity = _identify(os.fstat(file.fileno()))
+        refuse_short(path, identity[2], offset, end)
+        if count == 0:
+            return np.zeros(0, dtype)
+        mapped = next((f for f in _mapped if f.lays and f.identity == identity), None)
+        if mapped is None:
+            mapped = _map(file.fileno(), path, identity, lays=True)
     return np.frombuffer(mapped, dtype, count, offset)
 
 

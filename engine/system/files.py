@@ -133,6 +133,33 @@ def _open_inside(folder: str, path: str, flags: int) -> int:
         os.close(at)
 
 
+@contextlib.contextmanager
+def naming_data(what: str, path: str) -> Iterator[None]:
+    """Turn errors of the block, which reads external data, into ones that name what is read.
+
+    Raises:
+        FileError: the block raised one, an OSError or a ValueError.
+    """
+    try:
+        yield
+    except FileError as error:
+        raise FileError(f"{what}: {error}") from None
+    except (OSError, ValueError) as error:
+        raise FileError(
+            f"{what}: cannot read external data {path!r}: {describe_error(error)}"
+        ) from error
+
+
+def refuse_short(path: str, size: int, start: int, end: int) -> None:
+    """Refuse a file whose size in bytes is less than the end of the bytes to read.
+
+    Raises:
+        FileError: it is.
+    """
+    if end > size:
+        raise FileError(f"bytes {start} to {end} of {path!r}, which has {size}: it is incomplete")
+
+
 def read_array(
     path: str, dtype: np.dtype[Any], count: int, offset: int, what: str, model: str = ""
 ) -> Array:
@@ -144,20 +171,9 @@ def read_array(
         FileError: the file is missing, unreadable, too short, or not where `open_file` wants it.
     """
     end = offset + count * dtype.itemsize
-    try:
-        with open_file(path, model) as file:
-            size = os.fstat(file.fileno()).st_size
-            if end > size:
-                raise FileError(
-                    f"bytes {offset} to {end} of {path!r}, which has {size}: it is incomplete"
-                )
-            return np.fromfile(file, dtype, count, offset=offset)
-    except FileError as error:
-        raise FileError(f"{what}: {error}") from None
-    except (OSError, ValueError) as error:
-        raise FileError(
-            f"{what}: cannot read external data {path!r}: {describe_error(error)}"
-        ) from error
+    with naming_data(what, path), open_file(path, model) as file:
+        refuse_short(path, os.fstat(file.fileno()).st_size, offset, end)
+        return np.fromfile(file, dtype, count, offset=offset)
 
 
 def write(path: str, pieces: Iterable[bytes | memoryview]) -> None:
