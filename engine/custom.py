@@ -19,7 +19,7 @@ from engine.kernels.vocabulary.facts import ChannelsLast, Layout, Movement, Samp
 from engine.kernels.vocabulary.formula import elementwise
 from engine.kernels.vocabulary.kernel import (
     Body,
-    Native,
+    Intrinsic,
     Template,
     inline,
     kernel,
@@ -48,10 +48,10 @@ __all__ = [
     "Field",
     "Grad",
     "Input",
+    "Intrinsic",
     "Layout",
     "Lowering",
     "Movement",
-    "Native",
     "Nodes",
     "Op",
     "Operand",

@@ -98,7 +98,7 @@ def _optimize(
     for value in [*module.functions, *module.global_variables]:
         if value.is_declaration or value.name == symbol:
             continue
-        # A native operation has one meaning by its name.  Seen from outside it is not specialised
+        # An intrinsic has one meaning by its name.  Seen from outside it is not specialised
         # for this kernel, so that a library of many kernels holds it once.
         shared = value.linkage == llvm.Linkage.internal and value.is_function
         value.linkage = SHARED if shared else "internal"

@@ -6,7 +6,7 @@ Seven changes make it several times faster than numba's own:
   for arrays, lists, strings and NumPy takes longer than compiling most kernels.
 - Its pipeline has only the passes that affect a kernel.  There is no reference counting, so no
   variable is ever deleted, and no lifetimes are computed.
-- Variables are renamed to SSA form at their places (`assignments.py`); numba rewrites all of a
+- Variables are renamed to SSA form at their places (`ssa.py`); numba rewrites all of a
   function for each variable.
 - Variables that need no memory are registers from the start, and only the result of a call is
   read, so LLVM has a fifth less to read.
@@ -50,7 +50,7 @@ from numba.core.rewrites import rewrite_registry
 from numba.core.typing import templates
 from numba.extending import models, register_model, typeof_impl
 
-from engine.kernels.compiler.assignments import assign_once, find_values
+from engine.kernels.compiler.ssa import assign_once, find_values
 from engine.kernels.vector_ir.vectors import reserve
 
 # Never nnan or ninf: NaN and infinity keep their meaning.
@@ -63,7 +63,7 @@ Emit = Callable[[Any, Any, Any, Any], Any]  # (context, builder, signature, valu
 
 
 class Callee:
-    """Something that a kernel can call: a native operation, or an `inline` or `outline` function.
+    """Something that a kernel can call: an intrinsic, or an `inline` or `outline` function.
 
     `resolve(typing context, *types of the arguments)` returns the signature of the call and the
     function that emits its code.

@@ -13,12 +13,12 @@ from typing import Any
 from numba import types
 from numba.core.compiler_lock import global_compiler_lock
 
-from engine.kernels.compiler import frontend, natives
+from engine.kernels.compiler import frontend, intrinsics
 from engine.kernels.compiler.arguments import Arguments
 from engine.kernels.compiler.words import WordsPointer
 from engine.kernels.machine.target import Target
 from engine.kernels.vector_ir.vectors import I64, LLVM, NUMBA
-from engine.kernels.vocabulary.kernel import BY_NAME, Native, Template
+from engine.kernels.vocabulary.kernel import BY_NAME, Intrinsic, Template
 
 _INLINE: dict[Hashable, frontend.Callee] = {}  # by code, what it closes over, and target
 
@@ -36,11 +36,11 @@ def find_numba_type(name: str) -> Any:
 
 
 def bind(fn: Callable[..., Any], target: Target) -> Any:
-    """Copy a kernel function, `Native`s and inline functions replaced by what numba compiles."""
+    """Copy a kernel function, `Intrinsic`s and inline functions replaced by what numba compiles."""
 
     def make_real(value: Any) -> Any:
-        if isinstance(value, Native):
-            return natives.build(value, target)
+        if isinstance(value, Intrinsic):
+            return intrinsics.build(value, target)
         inlined = getattr(value, "__kernel_inline__", None)
         if inlined is not None:
             key = (target, frontend.make_key(value))
@@ -50,7 +50,7 @@ def bind(fn: Callable[..., Any], target: Target) -> Any:
         return value
 
     names = fn.__code__.co_names
-    space = natives.BUILTINS | {
+    space = intrinsics.BUILTINS | {
         k: make_real(v) if k in names else v for k, v in fn.__globals__.items()
     }
     cells = tuple(pytypes.CellType(make_real(c.cell_contents)) for c in fn.__closure__ or ())

@@ -13,15 +13,15 @@ Taking turns comes after the loop, as it makes one slower even where nothing is 
 
 from __future__ import annotations
 
-from engine.kernels.vocabulary.kernel import Native, inline
+from engine.kernels.vocabulary.kernel import Intrinsic, inline
 from engine.plan.context import BUSY
 
 NO_POSITION = 1 << 62  # the position of bad data where there is none
 KINDS = 8  # more than there are, so that one number orders positions and then kinds
 
-exchange = Native("exchange")
-atomic_store = Native("atomic_store")
-pause = Native("pause")
+exchange = Intrinsic("exchange")
+atomic_store = Intrinsic("atomic_store")
+pause = Intrinsic("pause")
 
 
 @inline

@@ -19,7 +19,7 @@ from engine.kernels.vocabulary.kernel import (
     BIAS,
     Body,
     Inline,
-    Native,
+    Intrinsic,
     imin,
     inline,
     kernel,
@@ -78,7 +78,7 @@ def _round_reach(c: KernelCall) -> Reach:
 def round_blocks(target: Target, T: str, bits: int, block: int) -> Body:
     """x = rows of A rounded to 8 bits by blocks, as records.  A: [m, k].  Overwrites x."""
     cell, size = find_cell(target.vector, bits, block)
-    round_cell = Native("round_blocks", (bits, block))
+    round_cell = Intrinsic("round_blocks", (bits, block))
 
     def body(a, x, g, tid, nthreads):
         cells = udiv(g.k + cell - 1, cell)
@@ -137,7 +137,7 @@ def integer_blocks(target: Target, T: str, bits: int, block: int, zeros: int) ->
     most = 4 if target.mr * target.nv > 12 else 2  # rows whose sums the registers hold
     kind = bits, block, zeros
     many, some = (_strip(kind, rows, COLUMNS) for rows in (most, 1))
-    one, rest = _strip(kind, 1, 1), Native("block_rest", kind)
+    one, rest = _strip(kind, 1, 1), Intrinsic("block_rest", kind)
 
     def body(x, q, s, z, y, bias, g, tid, nthreads):
         first, last = share_blocks(g.n, COLUMNS, tid, nthreads)
@@ -186,7 +186,7 @@ def _strip(kind: tuple[int, ...], rows: int, columns: int) -> Inline:
 
     It returns the row after them.
     """
-    tile = Native("block_tile", (*kind, rows, columns))
+    tile = Intrinsic("block_tile", (*kind, rows, columns))
 
     @inline
     def run(w, v, o, x, to, whole, q_row, z_row, g, i, end):

@@ -21,7 +21,7 @@ from engine.kernels.vocabulary.call import KernelCall
 from engine.kernels.vocabulary.kernel import (
     ACCUMULATE,
     Inline,
-    Native,
+    Intrinsic,
     imin,
     inline,
     off,
@@ -40,7 +40,7 @@ def column(target: Target, T: str, a_cols: int, nv: int, P: str = "") -> Inline:
     registers, one function takes all rows.
     """
     if P == "bf16" and target.has_tile_registers:
-        tiles = Native("tile_column", (T, a_cols, nv, P))
+        tiles = Intrinsic("tile_column", (T, a_cols, nv, P))
 
         @inline
         def run_in_registers(a, lda, b, ldb, c, ldc, bias, k, mb, mode, tail):
@@ -49,7 +49,7 @@ def column(target: Target, T: str, a_cols: int, nv: int, P: str = "") -> Inline:
         return run_in_registers
 
     mr = target.mr
-    whole, four, two, one = (Native("tile", (T, a_cols, n, nv, P)) for n in (mr, 4, 2, 1))
+    whole, four, two, one = (Intrinsic("tile", (T, a_cols, n, nv, P)) for n in (mr, 4, 2, 1))
 
     @inline
     def run(a, lda, b, ldb, c, ldc, bias, k, mb, mode, tail):
@@ -137,7 +137,7 @@ def block(
     words = words_of(P)
 
     if C:
-        narrow = Native("convert", (C, T))
+        narrow = Intrinsic("convert", (C, T))
 
         @inline
         def panel_rows(
@@ -249,7 +249,7 @@ def view_panel(P: str) -> Any:
 
     P: as of `tile`: to words of pairs, or to factors.
     """
-    return Native("halves", (P,)) if P and count_in_row(P) == 1 else same
+    return Intrinsic("halves", (P,)) if P and count_in_row(P) == 1 else same
 
 
 def line(target: Target, T: str, S: str = "", P: str = "") -> Inline:
@@ -261,7 +261,7 @@ def line(target: Target, T: str, S: str = "", P: str = "") -> Inline:
     of `tile`.
     """
     if count_in_row(P) == 2:
-        both, single = (Native("pair", (P, S or T, flag)) for flag in (1, 0))
+        both, single = (Intrinsic("pair", (P, S or T, flag)) for flag in (1, 0))
 
         @inline
         def run(into, x, ldx, r, j, k, n):
@@ -273,7 +273,7 @@ def line(target: Target, T: str, S: str = "", P: str = "") -> Inline:
 
         return run
     is_same = not P and S in ("", T)
-    move = Native("copy", (T,)) if is_same else Native("convert", (P or T, S or T))
+    move = Intrinsic("copy", (T,)) if is_same else Intrinsic("convert", (P or T, S or T))
 
     @inline
     def moved(into, x, ldx, r, j, k, n):
@@ -317,14 +317,14 @@ def pack_cols(target: Target, T: str, S: str = "", P: str = "") -> Inline:
     depth, each = depth_of(P), count_in_row(P)
     element = line(target, T, S, P)
     if P or S not in ("", T):
-        transpose = Native("turn", (P or T, S or T))
+        transpose = Intrinsic("turn", (P or T, S or T))
 
         @inline
         def one(panel, at, b, ldb, j, k, kb):
             element(off(panel, at), b, 1, k, j * ldb, kb, 1)
 
     else:
-        transpose = Native("transpose", (T,))
+        transpose = Intrinsic("transpose", (T,))
 
         @inline
         def one(panel, at, b, ldb, j, k, kb):

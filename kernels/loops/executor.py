@@ -31,17 +31,17 @@ from __future__ import annotations
 
 from engine.kernels.loops.tiles import run_tile
 from engine.kernels.machine.target import Target
-from engine.kernels.vocabulary.kernel import Body, Native, imax, imin, inline, kernel, off, share
+from engine.kernels.vocabulary.kernel import Body, Intrinsic, imax, imin, inline, kernel, off, share
 from engine.plan.context import CONTEXT, STOP, TURNS
 
-atomic_load = Native("atomic_load")
-atomic_store = Native("atomic_store")
-fetch_add = Native("fetch_add")
-replace = Native("replace")
-pause = Native("pause")
-invoke1 = Native("invoke", (1,))
-invoke3 = Native("invoke", (3,))
-invoke4 = Native("invoke", (4,))
+atomic_load = Intrinsic("atomic_load")
+atomic_store = Intrinsic("atomic_store")
+fetch_add = Intrinsic("fetch_add")
+replace = Intrinsic("replace")
+pause = Intrinsic("pause")
+invoke1 = Intrinsic("invoke", (1,))
+invoke3 = Intrinsic("invoke", (3,))
+invoke4 = Intrinsic("invoke", (4,))
 
 
 @inline

@@ -16,7 +16,7 @@ from engine.kernels.vocabulary.kernel import (
     BIAS,
     RELU,
     Inline,
-    Native,
+    Intrinsic,
     imin,
     inline,
     off,
@@ -57,7 +57,7 @@ def _by_dots(target: Target, T: str) -> Inline:
 def _strip(target: Target, T: str, columns: int) -> Inline:
     """Return an inline function: rows m0 ... m1 of the columns of C that c, b and bias start at."""
     most = 4 if target.mr * target.nv > 12 else 2  # rows whose sums the registers hold
-    rows, row = (Native("dots", (T, count, columns)) for count in (most, 1))
+    rows, row = (Intrinsic("dots", (T, count, columns)) for count in (most, 1))
 
     @inline
     def run(a, b, c, bias, k, lda, ldb, ldc, m0, m1, mode):

@@ -25,7 +25,7 @@ from engine.kernels.vocabulary.kernel import (
     NUMBER,
     Body,
     Inline,
-    Native,
+    Intrinsic,
     imin,
     inline,
     kernel,
@@ -69,8 +69,10 @@ def _combine(op: str, x: Expr, y: Expr) -> Expr:
     return ({"sum": "add", "prod": "mul"}.get(op, op), x, y)
 
 
-def _finish(T: str, after: str, form: str, access: str) -> Native:
-    """Return a native that writes y = after(...), called by the names total, count, m, y and flag.
+def _finish(T: str, after: str, form: str, access: str) -> Intrinsic:
+    """Return an intrinsic that writes y = after(...).
+
+    It is called by the names total, count, m, y and flag.
 
     `access`: how the total comes, "k" as a scalar or "v" as a vector.
     """
@@ -121,10 +123,10 @@ def reduce_rows(
     return body
 
 
-def _join(T: str, op: str) -> Native:
-    """Return a native join(x, y, 1): two partial results of a reduction, as scalars."""
+def _join(T: str, op: str) -> Intrinsic:
+    """Return an intrinsic join(x, y, 1): two partial results of a reduction, as scalars."""
     both = _combine(op, ("in", 0), ("in", 1))
-    return Native("rows", (Program.computing((Input(T, "k"),) * 2, reductions=[(T, op, both)]),))
+    return Intrinsic("rows", (Program.computing((Input(T, "k"),) * 2, reductions=[(T, op, both)]),))
 
 
 @kernel(
@@ -148,7 +150,7 @@ def reduce_cols(
     group = GROUP if form != "m" else GROUP // 2
     gang = _gang(T, op, before, form, group, S)
     single = _gang(T, op, before, form, 1, S)
-    start = Native("rows", (Program.computing((), [(T, ("const", start_value(op, T)))]),))
+    start = Intrinsic("rows", (Program.computing((), [(T, ("const", start_value(op, T)))]),))
     finish = _finish(T, after, form, "v")
 
     def body(x, m, y, flag, work, g, tid, nthreads):
@@ -190,7 +192,7 @@ def _gang(T: str, op: str, before: str, form: str, group: int, S: str) -> Inline
     ins = (Input(T), *[Input(S or T)] * group, *[Input(T)] * (form == "m"))
     program = Program.computing(ins, [(T, _combine(op, ("in", 0), terms[0]))])
     names = ("acc", *(f"x{i}" for i in range(group)), *["m"] * (form == "m"), "acc", "length")
-    run = Native("rows", (program,), names)
+    run = Intrinsic("rows", (program,), names)
 
     @inline
     def gang(acc, x, m, ld, n):

@@ -35,7 +35,7 @@ from engine.kernels.vocabulary.kernel import (
     Body,
     Inline,
     Instance,
-    Native,
+    Intrinsic,
     imin,
     inline,
     kernel,
@@ -252,8 +252,8 @@ def gemm_mixed(
     stored = Stored(A, B, C, P, bool(trans_a))
     factor = stored.factors
     row, panel = line(target, T, A, factor), view_panel(factor)
-    depth, each, move = depth_of(factor), count_in_row(factor), Native("convert", (P, A))
-    as_factors = Native("halves", (P,)) if factor else same
+    depth, each, move = depth_of(factor), count_in_row(factor), Intrinsic("convert", (P, A))
+    as_factors = Intrinsic("halves", (P,)) if factor else same
 
     @inline
     def take(a, into, g, i0, mb, k0, kb):

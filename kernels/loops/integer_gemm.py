@@ -27,7 +27,7 @@ from engine.kernels.vocabulary.kernel import (
     BIAS,
     Body,
     Inline,
-    Native,
+    Intrinsic,
     Numbers,
     Parameters,
     imin,
@@ -125,7 +125,7 @@ def _sweep(X: str, Y: str, rows: int, width: int) -> Inline:
 
     It returns the column after them.
     """
-    whole, one = (Native("integer_tile", (X, Y, count, width)) for count in (rows, 1))
+    whole, one = (Intrinsic("integer_tile", (X, Y, count, width)) for count in (rows, 1))
     before = (width - 1) * PANEL
 
     @inline

@@ -30,7 +30,7 @@ from engine.kernels.vocabulary.instructions import (
 from engine.kernels.vocabulary.kernel import OPERANDS as CALL_OPERANDS
 from engine.kernels.vocabulary.kernel import (
     Body,
-    Native,
+    Intrinsic,
     imin,
     kernel,
     off,
@@ -124,7 +124,7 @@ def formula(target: Target, domain: str) -> Body:
 
     An output may be a same-shape input.  Overwrites.
     """
-    run, instructions = Native("formula", (domain,)), Native("records", (INSTRUCTION,))
+    run, instructions = Intrinsic("formula", (domain,)), Intrinsic("records", (INSTRUCTION,))
 
     def body(program, work, g, tid, nthreads):
         rows, n, rank, dims = program.rows, program.n, program.rank, program.rest

@@ -18,7 +18,7 @@ from engine.kernels.vocabulary.expression import Expr
 from engine.kernels.vocabulary.kernel import (
     OPERANDS,
     Body,
-    Native,
+    Intrinsic,
     Numbers,
     Parameters,
     kernel,
@@ -108,7 +108,7 @@ def map(target: Target, program: str, rank: int) -> Body:
     program: the text of a row program, e.g. "a:f32[] b:f32* -> y:f32[] = add(a,b)".  An output may
     be a same-shape input.  Overwrites.
     """
-    run = Native("map_rows", (Program.of(program), rank))
+    run = Intrinsic("map_rows", (Program.of(program), rank))
 
     def body(g, tid, nthreads):
         first, last, begin, end = 0, g.rows, 0, g.n

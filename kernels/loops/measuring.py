@@ -10,14 +10,14 @@ from __future__ import annotations
 from engine.base.element_types import ITEMSIZE
 from engine.kernels.loops.tiles import run_tile
 from engine.kernels.machine.target import Target
-from engine.kernels.vocabulary.kernel import Body, Native, inline, kernel, off, share_blocks
+from engine.kernels.vocabulary.kernel import Body, Intrinsic, inline, kernel, off, share_blocks
 from engine.kernels.vocabulary.row_program import loop
 from engine.plan.context import TIMED
 from engine.plan.words import LINE
 
-invoke1 = Native("invoke", (1,))
-invoke3 = Native("invoke", (3,))
-invoke4 = Native("invoke", (4,))
+invoke1 = Intrinsic("invoke", (1,))
+invoke3 = Intrinsic("invoke", (3,))
+invoke4 = Intrinsic("invoke", (4,))
 
 
 @kernel("x: update T[...]  done: update i64[...]  rounds: i64", T=("f32",), is_internal=True)
@@ -27,7 +27,7 @@ def peak(target: Target, T: str) -> Body:
     x: T, a cache line a thread, which it overwrites; done: i64, a cache line a thread: the
     floating-point operations that it has done, two a multiply-add.
     """
-    run = Native("multiply_adds", (T,))
+    run = Intrinsic("multiply_adds", (T,))
     line = 8 * LINE // ITEMSIZE[T]
 
     def body(x, done, rounds, tid, nthreads):

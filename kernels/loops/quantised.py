@@ -24,7 +24,7 @@ from engine.kernels.vocabulary.kernel import (
     BIAS,
     Body,
     Inline,
-    Native,
+    Intrinsic,
     imin,
     inline,
     kernel,
@@ -40,7 +40,7 @@ from engine.plan.context import INDEX, STATUS
 from engine.plan.words import Field, Words
 
 AXES = ("row", "column")
-STEP = 16  # integers that `block_dot` takes at a time, as the native `unpack` does
+STEP = 16  # integers that `block_dot` takes at a time, as the intrinsic `unpack` does
 DEPTH = 128  # columns of Q that are turned into floats at a time where they become rows of B
 FLOATS = -1  # `zero_bits` of zero points that are floats
 
@@ -62,7 +62,7 @@ MATRIX: dict[str, str | Field] = {
 
 def read_zero(T: str) -> Inline:
     """Return an inline function: the zero point of a block, by its place among zero points."""
-    real = Native("cast", (T, "i64"))
+    real = Intrinsic("cast", (T, "i64"))
 
     @inline
     def zero_point(z, f, g, at):
@@ -84,8 +84,8 @@ def read_zeros(T: str) -> Inline:
 
     zeros(z, f, g, first, n, into): n of them, from the one at place `first` on.
     """
-    zero_point, real = read_zero(T), Native("cast", (T, "i64"))
-    four, eight = (Native("unpack", (T, bits)) for bits in (4, 8))
+    zero_point, real = read_zero(T), Intrinsic("cast", (T, "i64"))
+    four, eight = (Intrinsic("unpack", (T, bits)) for bits in (4, 8))
 
     @inline
     def run(z, f, g, first, n, into):
@@ -109,8 +109,8 @@ def lines(target: Target, T: str) -> Inline:
     q, s, z, f: the integers, the scales, the zero points that are integers, those that are floats.
     spare: n elements.  Overwrites into and spare.
     """
-    two, four, eight = (Native("unpack", (T, bits)) for bits in (2, 4, 8))
-    real = Native("cast", (T, "i64"))
+    two, four, eight = (Intrinsic("unpack", (T, bits)) for bits in (2, 4, 8))
+    real = Intrinsic("cast", (T, "i64"))
     zero_point, times = read_zero(T), loop(T, "x[] s[] -> x[] = x * s")
     shifted = loop(T, "x[] z[] s[] -> x[] = (x - z) * s")
 
@@ -214,7 +214,7 @@ def quantised_gemm(target: Target, T: str, trans_b: int) -> Body:
     """
     lanes = target.lanes(ITEMSIZE[T])
     width = target.nv * lanes
-    line, transpose = lines(target, T), Native("transpose", (T,))
+    line, transpose = lines(target, T), Intrinsic("transpose", (T,))
 
     @inline
     def fill_a(a, into, g, i0, mb, k0, kb):
@@ -320,9 +320,9 @@ def quantised_dots(target: Target, T: str, bits: int) -> Body:
 
     A: [m, k], W: [n, k], C: [m, n] row-major; bias: [n].  C overlaps no input.  Overwrites C.
     """
-    many, one = (Native("block_dot", (T, bits, count)) for count in (COLUMNS, 1))
+    many, one = (Intrinsic("block_dot", (T, bits, count)) for count in (COLUMNS, 1))
     zeros, fill = read_zeros(T), loop(T, "z -> y[] = z")
-    real = Native("cast", (T, "i64"))
+    real = Intrinsic("cast", (T, "i64"))
 
     def body(a, q, s, z, f, c, bias, work, g, tid, nthreads):
         own = off(work, tid * COLUMNS * g.blocks)

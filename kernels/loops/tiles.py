@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from engine.kernels.vocabulary.kernel import Native, inline, off
+from engine.kernels.vocabulary.kernel import Intrinsic, inline, off
 
-invoke3 = Native("invoke", (3,))
+invoke3 = Intrinsic("invoke", (3,))
 
 
 @inline

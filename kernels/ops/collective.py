@@ -25,7 +25,7 @@ from typing import Any
 from engine.base.element_types import FLOATS
 from engine.kernels.machine.target import Target
 from engine.kernels.ops.movement import copy, strided_copy
-from engine.kernels.vocabulary.kernel import Body, Native, kernel, off, share_blocks
+from engine.kernels.vocabulary.kernel import Body, Intrinsic, kernel, off, share_blocks
 from engine.kernels.vocabulary.op import OURS, Kind, Lowering, Op, Operand, Site, TensorType
 from engine.kernels.vocabulary.shape_rules import make_symbol
 from engine.plan.collective import ORDINAL, REDUCTIONS
@@ -49,7 +49,7 @@ def all_reduce(target: Target, T: str, kind: str) -> Body:
 
     kind: the runtime's part, after or before, with the group; see engine/plan/collective.py.
     """
-    move = Native("copy", (T,))
+    move = Intrinsic("copy", (T,))
 
     def body(x, y, ranks, n, ordinal, tid, nthreads):
         first, last = share_blocks(n, LINE, tid, nthreads)

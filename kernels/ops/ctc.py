@@ -30,7 +30,7 @@ from engine.kernels.machine.target import Target
 from engine.kernels.vocabulary.kernel import (
     Body,
     Inline,
-    Native,
+    Intrinsic,
     imin,
     inline,
     kernel,
@@ -84,7 +84,7 @@ def class_of(label, s, blank):
 
 def _alphas(T: str) -> tuple[Inline, ...]:
     """Return inline functions over states: marks, emissions, steps of alpha, and their end."""
-    cast = Native("cast", (T, "i64"))
+    cast = Intrinsic("cast", (T, "i64"))
     fill, bound = loop(T, f"-> y[] = {NEVER}"), loop(T, f"x[] -> y[] = max(x, {NEVER})")
     step = loop(T, f"a[] b[] c[] k[] e[] -> {JOIN}; y[] = max(total + e, {NEVER})")
     last = loop(T, "a[] b[] -> m = max(a, b); y[] = m + log(exp(a - m) + exp(b - m))")
@@ -206,7 +206,7 @@ def ctc(target: Target, T: str) -> Body:
 def ctc_grad(target: Target, T: str) -> Body:
     """dx[t, b, c] = -dy[b] times the probability that a path is in a state of class c at step t."""
     mark, emit, begin, advance, total = _alphas(T)
-    cast = Native("cast", (T, "i64"))
+    cast = Intrinsic("cast", (T, "i64"))
     clear, fill = loop(T, "-> y[] = 0"), loop(T, f"-> y[] = {NEVER}")
     follow = loop(T, "beta[] e[] -> y[] = beta + e")
     back = loop(T, f"a[] b[] c[] k[] -> {JOIN}; y[] = max(total, {NEVER})")

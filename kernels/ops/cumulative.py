@@ -18,7 +18,7 @@ from engine.kernels.vocabulary.facts import Samples
 from engine.kernels.vocabulary.kernel import (
     NUMBER,
     Body,
-    Native,
+    Intrinsic,
     imin,
     inline,
     kernel,
@@ -46,7 +46,7 @@ def accumulate(target: Target, T: str, op: str) -> Body:
 
     `reverse`: over j >= k, or j > k.
     """
-    first_value, cast = start_value(op, T), Native("cast", (T, "i64"))
+    first_value, cast = start_value(op, T), Intrinsic("cast", (T, "i64"))
     start = loop(T, f"-> y[] = {first_value}")
     copy = loop(T, "x[] -> y[] = x")
     join = loop(T, f"total[] x[] -> y[] = total {'+' if op == 'sum' else '*'} x")
@@ -102,7 +102,7 @@ def accumulate(target: Target, T: str, op: str) -> Body:
 )
 def cumprod_grad(target: Target, T: str) -> Body:
     """dx[a, :, b] from dy[a, :, b] and x[a, :, b] of a running product."""
-    cast = Native("cast", (T, "i64"))
+    cast = Intrinsic("cast", (T, "i64"))
 
     def body(dy, x, dx, outer, n, inner, reverse, exclusive, tid, nthreads):
         step = inner if reverse == 0 else -inner

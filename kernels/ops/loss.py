@@ -37,7 +37,7 @@ from engine.kernels.ops.softmax import (
 from engine.kernels.vocabulary.facts import Samples, Storage
 from engine.kernels.vocabulary.kernel import (
     Body,
-    Native,
+    Intrinsic,
     imin,
     inline,
     kernel,
@@ -275,7 +275,7 @@ def cross_entropy_grad_cols(target: Target, T: str, S: str = "") -> Body:
     work: the factors f of `block` columns at a time, and as many zeros.
     """
     write = loop(T, f"x:S[] top[] log_sum[] f[] label:i64[] c:i64 -> dx:S[] = {_SPREAD}", S)
-    zero = Native("zero", (T,))
+    zero = Intrinsic("zero", (T,))
 
     def body(
         dy,

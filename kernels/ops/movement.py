@@ -32,7 +32,7 @@ from engine.kernels.vocabulary.kernel import (
     MOVED,
     Body,
     Inline,
-    Native,
+    Intrinsic,
     Template,
     imin,
     inline,
@@ -209,7 +209,7 @@ def _transpose_reach(c: KernelCall) -> Reach:
 def transposed_copy(target: Target, T: str) -> Body:
     """y[row, j ys + i] = x[row, i xs + j], i < p, j < q, over outer dimensions."""
     lanes = target.lanes(ITEMSIZE[T])
-    block = Native("transpose", (T,))
+    block = Intrinsic("transpose", (T,))
 
     def body(x, y, g, tid, nthreads):
         p, q, xs, ys = g.p, g.q, g.xs, g.ys

@@ -28,7 +28,7 @@ from engine.kernels.ops.elementwise import read_dtype
 from engine.kernels.vocabulary.expression import Expr
 from engine.kernels.vocabulary.facts import Samples
 from engine.kernels.vocabulary.formula import fold, infer
-from engine.kernels.vocabulary.kernel import Body, Native, kernel, off, share_blocks
+from engine.kernels.vocabulary.kernel import Body, Intrinsic, kernel, off, share_blocks
 from engine.kernels.vocabulary.op import MS, OURS, Grad, Lowering, Nodes, Op, Site, TensorType
 from engine.kernels.vocabulary.row_program import loop
 from engine.plan.context import RANDOM
@@ -61,7 +61,7 @@ NORMAL: dict[str, Pair] = {
 # --- the kernel
 
 
-def _program(T: str, *formulas: str) -> Native:
+def _program(T: str, *formulas: str) -> Intrinsic:
     """Return the loop of formulas of w0 and w1; inputs: element, step and key."""
     words = "; ".join(f"w{i} = philox{i}(element, step, key)" for i in (0, 1))
     outs = "; ".join(f"y[] = {formula}" for formula in formulas)

@@ -22,7 +22,7 @@ from engine.kernels.vocabulary.facts import Samples, Storage
 from engine.kernels.vocabulary.kernel import (
     Body,
     Instance,
-    Native,
+    Intrinsic,
     imin,
     inline,
     kernel,
@@ -169,7 +169,7 @@ def log_sums_cols(target: Target, T: str, S: str = "") -> Body:
     more_max = loop(T, "x:S[] m[] -> m[] = max(x, m)", S)
     collect = loop(T, "x:S[] m[] s[] -> s[] = s + exp(x - m)", S)
     logarithm = loop(T, "s[] -> s[] = log(s)")
-    zero = Native("zero", (T,))
+    zero = Intrinsic("zero", (T,))
 
     def body(x, lse, outer, n, inner, block, tid, nthreads):
         blocks = udiv(inner + block - 1, block)

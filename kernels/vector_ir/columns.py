@@ -1,4 +1,4 @@
-"""Sums along rows and along columns of fused formulas: the native loops under channel statistics.
+"""Sums along rows and along columns of fused formulas: the vector loops under channel statistics.
 
 Operands are given by words that hold their addresses and strides (row_program.py).  Sums are added
 to what is in memory, so that a caller closes blocks of rows and sums come in two levels.

@@ -110,6 +110,8 @@ class Tiles:
         """Run `body` for every vector of channels; `whole`: whether the tile needs no checks."""
         b, g = self.b, self.g
 
+        # Two copies of the code: one without comparisons and masks for the inside of an image,
+        # which is most of it, and one with them for its edges and the last channels.
         def choose(fast: Any) -> None:
             with b.if_else(fast) as (yes, no):
                 with yes:
@@ -229,6 +231,8 @@ class Tiles:
                     with self._among(b.add(self.col, I64(i)), g.size):
                         place = b.add(b.add(at, b.mul(g.x_tap, I64(i))), self.c)
                         value = self.v.read_pixel(x, place)
+                        # The first columns of the next tile are the last ones of this tile, which
+                        # has asked for them already.
                         if i >= self.width - abs(self.step):
                             self.ask(x, b.add(place, b.mul(g.ahead, g.x_tile)))
                         for p in range(self.many):
@@ -321,7 +325,7 @@ class ShortTiles(Tiles):
 
 
 def _op(T: str, emit: Callable[..., Any], X: str, Y: str) -> Any:
-    """Return the callee of a native of tiles, whose arguments have the names of its docstring.
+    """Return the callee of an intrinsic of tiles, whose arguments have the names of its docstring.
 
     X, Y: how x and y are stored; T if empty.
     """

@@ -1,4 +1,4 @@
-"""Vector IR that all native operations build on: loads, stores, loops, copies, transposes."""
+"""Vector IR that all intrinsics build on: loads, stores, loops, copies, transposes."""
 
 from __future__ import annotations
 

@@ -34,8 +34,8 @@ by parameter how these are laid out, and the body reads them by name:
 
 A parameter typed `i64*` may point to such words too.  `off(g.jobs, i)` is the record i of an array.
 
-`Native` names an operation that has no Python meaning (a register tile, a vector loop, an atomic);
-`natives.py` builds it for a target when a kernel that uses it is compiled.
+`Intrinsic` names an operation that Python cannot express (a register tile, a vector loop, an
+atomic); `compiler/intrinsics.py` builds it for a target when a kernel that uses it is compiled.
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ REAL, NUMBER, MOVED, ANY, OPEN = "real", "number", "moved", "any", "open"
 
 
 @dataclass(frozen=True, slots=True)
-class Native:
-    """An operation of `natives.py` by name, with its compile-time parameters.
+class Intrinsic:
+    """An operation of `compiler/intrinsics.py` by name, with its compile-time parameters.
 
     names: of the arguments, if its builder has none or other ones.  A call by name may then pass
     more, which are ignored.
@@ -104,7 +104,7 @@ class Native:
     names: tuple[str, ...] = ()
 
     def __call__(self, *args: Any) -> Any:
-        raise TypeError(f"native operation {self.name!r} exists only in compiled kernels")
+        raise TypeError(f"the intrinsic {self.name!r} exists only in compiled kernels")
 
 
 @dataclass(frozen=True, slots=True)
@@ -403,11 +403,11 @@ def outline(fn: Callable[..., Any]) -> Callable[..., Any]:
     return fn
 
 
-off = Native("off")  # off(p, i): the pointer i elements, or records, after p
-udiv = Native("udiv")  # udiv(a, b): a // b for a >= 0, b > 0
-imin = Native("imin")  # imin(a, b) of two i64
-imax = Native("imax")
-pick = Native("pick")  # pick(c, p, q): pointer p if c != 0, otherwise q
+off = Intrinsic("off")  # off(p, i): the pointer i elements, or records, after p
+udiv = Intrinsic("udiv")  # udiv(a, b): a // b for a >= 0, b > 0
+imin = Intrinsic("imin")  # imin(a, b) of two i64
+imax = Intrinsic("imax")
+pick = Intrinsic("pick")  # pick(c, p, q): pointer p if c != 0, otherwise q
 
 
 @inline

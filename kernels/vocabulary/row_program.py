@@ -22,7 +22,7 @@ from engine.kernels.vocabulary.expression import (
     name_operands,
     parse,
 )
-from engine.kernels.vocabulary.kernel import Native
+from engine.kernels.vocabulary.kernel import Intrinsic
 from engine.kernels.vocabulary.terms import Formulas, Typed, widened
 from engine.plan.words import Field
 
@@ -195,8 +195,8 @@ def _fold_of(statement: str) -> _Fold:
     return _Fold("sum", statement)
 
 
-def loop(T: str, source: str, S: str = "", /, **functions: Expr) -> Native:
-    """Return the native run(in..., out..., length) of a row program, which returns its folds.
+def loop(T: str, source: str, S: str = "", /, **functions: Expr) -> Intrinsic:
+    """Return the intrinsic run(in..., out..., length) of a row program, which returns its folds.
 
     A call by name passes each operand under its name in the text, one that is read and written
     once, and the number of elements as `length`.  It may pass operands that this program lacks:
@@ -206,7 +206,7 @@ def loop(T: str, source: str, S: str = "", /, **functions: Expr) -> Native:
     """
     source = re.sub(r"\b(\w+):S\b", rf"\1:{S}" if S else r"\1", source)
     program = Program.of(source, T, **functions)
-    return Native("rows", (program,), (*_list_names(source), "length"))
+    return Intrinsic("rows", (program,), (*_list_names(source), "length"))
 
 
 def _list_names(source: str) -> list[str]:

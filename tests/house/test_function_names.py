@@ -71,7 +71,18 @@ RULES = {
     "Parameters": r"Tiling|Blocks",
 }
 # Types of code: expressions, vectors of IR, compiled functions and what is declared with them.
-CODE = {"Body", "Callable", "Expr", "Formulas", "Inline", "Lanes", "Native", "Op", "Pair", "Rule"}
+CODE = {
+    "Body",
+    "Callable",
+    "Expr",
+    "Formulas",
+    "Inline",
+    "Intrinsic",
+    "Lanes",
+    "Op",
+    "Pair",
+    "Rule",
+}
 IR = {"Any", "Emit", "Grid"}  # in files that import llvmlite, whose values have no types
 LIBRARIES = {"click", "torch"}  # whose classes share names with ours
 Function = ast.FunctionDef | ast.AsyncFunctionDef

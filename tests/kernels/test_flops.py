@@ -13,7 +13,7 @@ from engine.graphs.planner.planner import make_plan
 from engine.kernels.analysis.flops import NULL, Task, Use, count_touched, measure_work
 from engine.kernels.machine.target import detect_host
 from engine.kernels.ops.registry import list_templates
-from engine.kernels.vocabulary.kernel import Native
+from engine.kernels.vocabulary.kernel import Intrinsic
 from engine.kernels.vocabulary.op import TensorType
 from engine.models.mobilenets import build_mobilenet_v2
 from engine.plan.plan import KernelSpec, Mode
@@ -28,16 +28,16 @@ def operations(graph: Graph, **shapes: tuple[int, ...]) -> int:
     return sum(step.flops for step in measure_work(plan)) // 2
 
 
-def natives(function: Callable[..., Any], seen: set[int]) -> set[str]:
-    """The names of the native operations that a function of a kernel calls, itself or not."""
+def intrinsics(function: Callable[..., Any], seen: set[int]) -> set[str]:
+    """The names of the intrinsics that a function of a kernel calls, itself or not."""
     if id(function) in seen:
         return set()
     seen.add(id(function))
     used = [cell.cell_contents for cell in function.__closure__ or ()]
     used += [v for n, v in function.__globals__.items() if n in function.__code__.co_names]
-    names = {value.name for value in used if isinstance(value, Native)}
+    names = {value.name for value in used if isinstance(value, Intrinsic)}
     called = (value for value in used if hasattr(value, "__kernel_inline__"))
-    return names.union(*(natives(value, seen) for value in called))
+    return names.union(*(intrinsics(value, seen) for value in called))
 
 
 def test_every_kernel_that_multiplies_counts_it() -> None:
@@ -52,7 +52,7 @@ def test_every_kernel_that_multiplies_counts_it() -> None:
     names = {
         name
         for name, spec in specs.items()
-        if natives(list_templates()[name].build(detect_host(), *spec.params), set()) & multiplies
+        if intrinsics(list_templates()[name].build(detect_host(), *spec.params), set()) & multiplies
     }
     declared = {name for name, template in list_templates().items() if template.multiply_adds}
     assert names == declared

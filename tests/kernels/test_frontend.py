@@ -16,7 +16,7 @@ from numba.core.typing import BaseContext
 from engine.errors import InternalError
 from engine.kernels.binaries.load import compile_kernel, get_linker
 from engine.kernels.compiler import emit, frontend, lower
-from engine.kernels.compiler.assignments import assign_once
+from engine.kernels.compiler.ssa import assign_once
 from engine.kernels.machine.target import Target, detect_host
 from engine.kernels.ops.registry import list_templates
 from engine.kernels.vocabulary.kernel import (

@@ -16,7 +16,7 @@ from engine.kernels.compiler import emit, lower
 from engine.kernels.compiler.calls import Address, Calls, Kind, RecordField
 from engine.kernels.compiler.results import fix_results
 from engine.kernels.machine.target import Target, detect_host
-from engine.kernels.vocabulary.kernel import Body, Native, kernel
+from engine.kernels.vocabulary.kernel import Body, Intrinsic, kernel
 from engine.plan.plan import KernelSpec
 from engine.tools.trimmed.options import PlanRequest
 from engine.tools.trimmed.plans import list_artifacts, make_plans
@@ -122,7 +122,7 @@ def test_nothing_in_the_kernels_of_a_build_has_a_free_order(target: str) -> None
 @kernel("x: T[3]  y: out T[2]  divisor: i64  mode: i64", T=("f32",))
 def shares(target: Target, T: str) -> Body:
     """y = x[0] / divisor, and x[1] x[2], to which mode 1 adds x[0]; for this test."""
-    cast = Native("cast", (T, "i64"))
+    cast = Intrinsic("cast", (T, "i64"))
 
     def body(x, y, divisor, mode, tid, nthreads):
         y[0] = x[0] / cast(divisor)

@@ -36,7 +36,7 @@ from engine.kernels.vocabulary.kernel import (
     ACCUMULATE,
     Body,
     Inline,
-    Native,
+    Intrinsic,
     imin,
     inline,
     kernel,
@@ -138,7 +138,7 @@ def _make_factors(target: Target, T: str, S: str, P: str) -> _Factors:
 
 
 def _read_factors(target: Target, T: str, S: str, lanes: int) -> _Factors:
-    fetch, copy = rows_as(target, T, S, ""), Native("copy", (T,))
+    fetch, copy = rows_as(target, T, S, ""), Intrinsic("copy", (T,))
 
     @inline
     def by_vectors(x, row, n, rows, wanted, spare):
@@ -227,7 +227,7 @@ def _make_slopes(target: Target, T: str) -> Inline:
     uncap = loop(T, "s[] capped[] inverse -> t = capped * inverse; s[] = s * (1 - t * t)")
     add = loop(T, "x[] y[] -> y[] = x + y")
     reciprocal = loop(T, "x -> 1 / x")
-    number, flip, blank = Native("cast", (T, "f64")), turn(target, T), masked(target, T)
+    number, flip, blank = Intrinsic("cast", (T, "f64")), turn(target, T), masked(target, T)
 
     @inline
     def through_scores(s, u, x, z, capped, delta, mask_h, dbias_h, scale, cap, g, q0, nq, k0, nk):
@@ -268,7 +268,7 @@ def _make_block_gradient(target: Target, T: str, S: str, P: str) -> Inline:
     exps = loop(
         T, "s[] top[] log_l[] -> p[] = where(log_l == const('inf'), 0, exp(s - top - log_l))"
     )
-    zero, copy = Native("zero", (T,)), Native("copy", (T,))
+    zero, copy = Intrinsic("zero", (T,)), Intrinsic("copy", (T,))
     store, fetch = turn_as(target, T, S), rows_as(target, T, S, P)
     right, left = product(target, T, 0, P), product(target, T, 1, P)
     change, scales_late = adjust(target, T), int(bool(P))
@@ -399,7 +399,7 @@ def keep_sums(sums, dk, dv, g, b, group):
 
 def _make_rounding(T: str, D: str) -> Inline:
     """Return an inline function: dK and dV of a group from their sums, stored as D."""
-    narrow = Native("convert", (D, T))
+    narrow = Intrinsic("convert", (D, T))
 
     @inline
     def round_sums(sums, dk, dv, g, b, group):
@@ -417,7 +417,7 @@ def _make_rounding(T: str, D: str) -> Inline:
 
 def _make_preparing(T: str) -> Inline:
     """Return an inline function: what is added to begins at zero."""
-    zero = Native("zero", (T,))
+    zero = Intrinsic("zero", (T,))
 
     @inline
     def clear(x, row, n, rows):
@@ -468,7 +468,7 @@ def attention_grad(target: Target, T: str, S: str = "", D: str = "", P: str = ""
     `g.parts`.  The parameter S: how q, k, v, y, dy and dq are stored; D: how dk and dv are; P: as
     of `tile`.
     """
-    number = Native("cast", (T, "f64"))
+    number = Intrinsic("cast", (T, "f64"))
     whole, prepare = _make_block_gradient(target, T, S, P), _make_preparing(T)
     sums_of, finish_sums = outputs_as_sums, keep_sums
     if D:

@@ -14,7 +14,7 @@ from engine.kernels.machine.target import Target
 from engine.kernels.vocabulary.call import KernelCall
 from engine.kernels.vocabulary.kernel import (
     Inline,
-    Native,
+    Intrinsic,
     imax,
     imin,
     inline,
@@ -127,8 +127,8 @@ def turn(target: Target, T: str, S: str = "", P: str = "") -> Inline:
     """
     lanes = target.lanes(ITEMSIZE[T])
     if P:
-        return _turn_pairs(lanes, Native("turn", (P, S or T)), line(target, T, S, P))
-    transpose = Native("transpose", (T,))
+        return _turn_pairs(lanes, Intrinsic("turn", (P, S or T)), line(target, T, S, P))
+    transpose = Intrinsic("transpose", (T,))
 
     @outline
     def run(into, ldi, x, ldx, rows, cols):
@@ -149,7 +149,7 @@ def turn(target: Target, T: str, S: str = "", P: str = "") -> Inline:
     return run
 
 
-def _turn_pairs(lanes: int, transpose: Native, pair: Inline) -> Inline:
+def _turn_pairs(lanes: int, transpose: Intrinsic, pair: Inline) -> Inline:
     """Return `turn` for factors in pairs."""
 
     @outline
@@ -201,8 +201,8 @@ def rows_as(target: Target, T: str, S: str, P: str = "") -> Inline:
     read.  spare: scratch of `count_padded` elements, for rows of another type.
     """
     lanes = target.lanes(ITEMSIZE[T])
-    widen = Native("convert", (P, S or T)) if P else loop(T, "x:S[] -> y[] = x", S)
-    as_factors = Native("halves", (P,))
+    widen = Intrinsic("convert", (P, S or T)) if P else loop(T, "x:S[] -> y[] = x", S)
+    as_factors = Intrinsic("halves", (P,))
 
     @inline
     def same(x, row, n, rows, spare):
@@ -233,7 +233,7 @@ def rows_of_block(target: Target, T: str, P: str) -> Inline:
 
     rows_of_block(x, row, n, rows, spare): spare: scratch of half the block's size.
     """
-    narrow, as_factors = Native("convert", (P, T)), Native("halves", (P,))
+    narrow, as_factors = Intrinsic("convert", (P, T)), Intrinsic("halves", (P,))
 
     @inline
     def run(x, row, n, rows, spare):
@@ -364,7 +364,7 @@ def masked(target: Target, T: str) -> Inline:
     choose = loop(T, "x[] seen[] keep value -> y[] = where(seen == keep, x, value)")
     fill_row = loop(T, "value -> y[] = value")
     flip = turn(target, T)
-    real = Native("cast", (T, "i64"))
+    real = Intrinsic("cast", (T, "i64"))
 
     @outline
     def run(s, x, z, mask, g, value, q0, nq, k0, nk):
@@ -407,7 +407,7 @@ def make_dropout(T: str, *, is_backward: bool) -> Inline:
         seen = cast(f32, w >> 8) * 5.9604644775390625e-08 >= ratio; {outputs}""",
     )
     mix = loop("u32", "low high key -> philox0(low, high, key)")
-    number, single = Native("cast", (T, "f64")), Native("cast", ("f32", "f64"))
+    number, single = Intrinsic("cast", (T, "f64")), Intrinsic("cast", ("f32", "f64"))
 
     if is_backward:
 

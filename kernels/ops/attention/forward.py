@@ -33,7 +33,7 @@ from engine.kernels.vocabulary.kernel import (
     ACCUMULATE,
     Body,
     Inline,
-    Native,
+    Intrinsic,
     imin,
     inline,
     kernel,
@@ -149,7 +149,7 @@ def _make_softmax(T: str) -> Inline:
     settle_top = loop(T, SETTLED)
     rescale = loop(T, "old[] top[] l[] -> a = exp(old - top); a[]; l[] = l * a")
     exps = loop(T, "s[] top[] l[] -> e = exp(s - top); p[] = e; l[] = l + e")
-    multiply, copy = loop(T, "x[] a[] -> y[] = x * a"), Native("copy", (T,))
+    multiply, copy = loop(T, "x[] a[] -> y[] = x * a"), Intrinsic("copy", (T,))
 
     @inline
     def take_scores(s, ot, m, top, total, a, g, nk, n):
@@ -179,7 +179,7 @@ def _make_finish(target: Target, T: str, S: str) -> Inline:
     invert_real = loop(T, "l[] -> y[] = where((l == 0) | (l != l), 0, 1 / l)")
     divide = loop(T, "x[] inverse[] -> y[] = where(inverse == 0, 0, x * inverse)")
     logs = loop(T, "l[] a[] -> y[] = where(a == 0, const('inf'), log(l))")
-    copy, store = Native("copy", (T,)), turn_as(target, T, S)
+    copy, store = Intrinsic("copy", (T,)), turn_as(target, T, S)
 
     @inline
     def finish(y, lse, ot, m, top, total, a, x, spare, g, b, h, q0, nq, n):
@@ -225,8 +225,8 @@ def attention(target: Target, T: str, S: str = "", P: str = "") -> Body:
     The parameter S: how q, k, v and y are stored; P: as of `tile`.
     """
     lanes = target.lanes(ITEMSIZE[T])
-    fill_row, zero = loop(T, "c -> y[] = c"), Native("zero", (T,))
-    number = Native("cast", (T, "f64"))
+    fill_row, zero = loop(T, "c -> y[] = c"), Intrinsic("zero", (T,))
+    number = Intrinsic("cast", (T, "f64"))
     fetch, change = rows_as(target, T, S, P), adjust(target, T)
     scores = product(target, T, 0, P)
     products = _make_converted_products(target, T, S, P) if P else _make_products(target, T, S)

@@ -28,7 +28,7 @@ from engine.kernels.vocabulary.kernel import (
     BIAS,
     Body,
     Inline,
-    Native,
+    Intrinsic,
     Numbers,
     Parameters,
     imax,
@@ -80,7 +80,7 @@ FOLD_WORDS = Words(
 COPIES_WORDS = Words("copies", n="elements of the smaller tensor", times="copies of each")
 
 
-on_stack = Native("on_stack", (TILES,))
+on_stack = Intrinsic("on_stack", (TILES,))
 
 # --- windows
 
@@ -237,12 +237,12 @@ def cut_channels(t, q, channels, lanes, room):
 
 
 def _walk(target: Target, T: str, native: str, kw: int, sw: int, mirrored: int, S: str) -> Inline:
-    """Return an inline function: a native over lines [begin, end) and channels [c0, c1) of y.
+    """Return an inline function: an intrinsic over lines [begin, end) and channels [c0, c1) of y.
 
     Lines are taken two by two where they can be.  S: how x and y are stored.
     walk(x, w, y, bias, q, back, mode, begin, end, c0, c1); w: [channel / lanes][tap][lanes].
     """
-    tiles = Native(native, (T, PIXELS, kw, -sw if mirrored else sw, S))
+    tiles = Intrinsic(native, (T, PIXELS, kw, -sw if mirrored else sw, S))
     lanes, room = target.lanes(ITEMSIZE[T]), WEIGHTS // ITEMSIZE[T]
 
     @inline
@@ -374,7 +374,7 @@ def depthwise_dw(target: Target, T: str, kw: int, sw: int, S: str = "") -> Body:
     x, dy: channels-last; part: [p][c / lanes][k][lanes], `mt` parts of the lines in order; `nt`
     threads share the channels of each.  kw, sw: as for `depthwise`.  S: how x and dy are stored.
     """
-    walk, zero = _walk(target, T, "tap_dots", kw, sw, 0, S), Native("zero", (T,))
+    walk, zero = _walk(target, T, "tap_dots", kw, sw, 0, S), Intrinsic("zero", (T,))
     lanes = target.lanes(ITEMSIZE[T])
 
     def body(x, dy, part, g, tid, nthreads):

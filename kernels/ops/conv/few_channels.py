@@ -37,7 +37,7 @@ from engine.kernels.vocabulary.kernel import (
     RELU,
     Body,
     Inline,
-    Native,
+    Intrinsic,
     drop_same,
     imin,
     inline,
@@ -66,13 +66,13 @@ FEW_DW_WORDS = Words(
 )
 
 
-def _walk(target: Target, T: str, native: str, X: str, Y: str) -> Inline:
-    """Return an inline function: the native over a line of y, of whose tiles part `way` of `ways`.
+def _walk(target: Target, T: str, intrinsic: str, X: str, Y: str) -> Inline:
+    """Return an inline function: an intrinsic over part `way` of `ways` of a line's tiles.
 
     walk(x, w, y, bias, q, filters, back, mode, line, way, ways);
     w: [filter][channel / lanes][tap][lanes].  X, Y: how x and y are stored.
     """
-    tiles = Native(native, (T, PIXELS, 0, 0, drop_same(X, T), drop_same(Y, T)))
+    tiles = Intrinsic(intrinsic, (T, PIXELS, 0, 0, drop_same(X, T), drop_same(Y, T)))
     lanes = target.lanes(ITEMSIZE[T])
 
     @inline
@@ -171,7 +171,7 @@ def conv_few_dw(target: Target, T: str, X: str = "", Y: str = "") -> Body:
     x, dy: channels-last; part: [p][j][c / lanes][k][lanes], `mt` parts of the lines in order.
     X, Y: how x and dy are stored.
     """
-    walk, zero = _walk(target, T, "filter_tap_dots", X, Y), Native("zero", (T,))
+    walk, zero = _walk(target, T, "filter_tap_dots", X, Y), Intrinsic("zero", (T,))
     lanes = target.lanes(ITEMSIZE[T])
 
     def body(x, dy, part, g, tid, nthreads):

@@ -14,7 +14,7 @@ from engine.kernels.machine.target import Target
 from engine.kernels.vocabulary.call import KernelCall, Reach
 from engine.kernels.vocabulary.kernel import (
     Body,
-    Native,
+    Intrinsic,
     imin,
     inline,
     kernel,
@@ -91,7 +91,7 @@ def conv_pack(target: Target, T: str, P: str = "") -> Body:
         return _pack_factors(target, T, P)
     lanes = target.lanes(ITEMSIZE[T])
     width = target.nv * lanes
-    copy, transpose = Native("copy", (T,)), Native("transpose", (T,))
+    copy, transpose = Intrinsic("copy", (T,)), Intrinsic("transpose", (T,))
 
     def body(w, b, work, g, tid, nthreads):
         n, stored, cs, js = g.columns, g.panel, g.c_step, g.j_step
@@ -148,9 +148,9 @@ def _pack_factors(target: Target, T: str, P: str) -> Body:
     """Return the body of `conv_pack` for factors of 16 bits."""
     lanes = target.lanes(ITEMSIZE[T])
     width = target.nv * lanes
-    each, panel_at, turn = count_in_row(P), view_panel(P), Native("turn", (P, T))
-    pair, convert = Native("pair", (P, T, 1)), Native("convert", (P, T))
-    transpose = Native("transpose", (T,))
+    each, panel_at, turn = count_in_row(P), view_panel(P), Intrinsic("turn", (P, T))
+    pair, convert = Intrinsic("pair", (P, T, 1)), Intrinsic("convert", (P, T))
+    transpose = Intrinsic("transpose", (T,))
 
     @inline
     def both(dst, x, y, n):

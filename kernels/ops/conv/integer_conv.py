@@ -33,7 +33,7 @@ from engine.kernels.vocabulary.integers import GROUP, PANEL, count_turned, find_
 from engine.kernels.vocabulary.kernel import (
     Body,
     Inline,
-    Native,
+    Intrinsic,
     imax,
     imin,
     inline,
@@ -70,7 +70,7 @@ def _gather(T: str) -> Inline:
 
     gather(x, into, lda, q, i0, mb, zero)
     """
-    copy, fill = Native("copy_bytes", (T,)), loop(T, "z* -> y[] = z")
+    copy, fill = Intrinsic("copy_bytes", (T,)), loop(T, "z* -> y[] = z")
 
     @inline
     def gather_edge(x, dst, q, n, iz, ih, left, zero):
@@ -267,7 +267,7 @@ def integer_depthwise(target: Target, T: str, Y: str) -> Body:
     Weights that need 9 bits come as two of 8 bits, for a tap that is seen twice.
     """
     prepare, fill = prepare_start(target, T), loop(T, "z* -> y[] = z")
-    turn, windows = (Native(name, (T, Y)) for name in ("turn_windows", "integer_windows"))
+    turn, windows = (Intrinsic(name, (T, Y)) for name in ("turn_windows", "integer_windows"))
 
     def body(x, y, edge, at, turned, w, sums, zero, bias, factor, work, g, tid, nthreads):
         q = g.job

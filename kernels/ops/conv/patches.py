@@ -32,7 +32,7 @@ from engine.kernels.vocabulary.kernel import (
     BIAS,
     HARD_SWISH,
     Inline,
-    Native,
+    Intrinsic,
     Samples,
     drop_same,
     imax,
@@ -311,8 +311,8 @@ def _first_run(r, per, q):
 
 
 def _copier(T: str, S: str) -> Inline:
-    """Return a native: copy(into, x, n) of elements stored as S, T if empty, as T."""
-    return Native("convert", (T, S or T)) if S or T in HALVES else Native("copy", (T,))
+    """Return an intrinsic: copy(into, x, n) of elements stored as S, T if empty, as T."""
+    return Intrinsic("convert", (T, S or T)) if S or T in HALVES else Intrinsic("copy", (T,))
 
 
 def _edge(T: str, S: str) -> Inline:
@@ -321,7 +321,7 @@ def _edge(T: str, S: str) -> Inline:
     edge(x, dst, q, n, iz, ih, left, kh, kw, begin, kb): from element `begin` of the run of taps
     that starts at image n, depth iz, height ih, and width `left` for its first tap.
     """
-    copy, zero = _copier(T, S), Native("zero", (T,))
+    copy, zero = _copier(T, S), Intrinsic("zero", (T,))
 
     @inline
     def run(x, dst, q, n, iz, ih, left, kh, kw, begin, kb):
@@ -358,7 +358,7 @@ def _edge(T: str, S: str) -> Inline:
 def _copier_of_rows(T: str, S: str) -> Inline:
     """Return an inline function: copy_rows(into, x, ld, ldx, rows, n) of rows stored as S."""
     if not S and T not in HALVES:
-        return Native("copy_rows", (T,))
+        return Intrinsic("copy_rows", (T,))
     copy = _copier(T, S)
 
     @inline
@@ -431,7 +431,7 @@ def scatter(T: str, S: str = "") -> Inline:
 
     S: how y is stored; T if empty.
     """
-    copy, zero = _copier(S, T) if S else _copier(T, ""), Native("zero", (T,))
+    copy, zero = _copier(S, T) if S else _copier(T, ""), Intrinsic("zero", (T,))
 
     @inline
     def clear(into, c, n):
@@ -485,7 +485,7 @@ def sweep(target: Target, T: str, X: str, Y: str, F: str) -> Inline:
     fill, spread = gather(factor, drop_same(X, factor)), scatter(T, drop_same(Y, T))
     rows, in_words = strip(target, T, 0, F), words_of(F)
     depth_of_panel, panel_at = depth_of(F), view_panel(F)
-    bend, as_factors = Native("bend", (T,)), Native("halves", (F,)) if F else same
+    bend, as_factors = Intrinsic("bend", (T,)), Intrinsic("halves", (F,)) if F else same
     width = target.nv * target.lanes(ITEMSIZE[T])
 
     # A strided dX: rows of the block are pixels apart in Y, so the block is computed in `work` and

@@ -40,7 +40,7 @@ from engine.kernels.vocabulary.kernel import (
     ACCUMULATE,
     Body,
     Inline,
-    Native,
+    Intrinsic,
     Numbers,
     Parameters,
     drop_same,
@@ -64,7 +64,7 @@ def _row_sums(T: str, S: str) -> Inline:
     row_sums(y, into, work, begin, end, co, mc); S: how y is stored.
     """
     add, add_row = loop(T, "x[] y[] -> x[] = x + y"), loop(T, "x[] y:S[] -> x[] = x + y", S)
-    zero = Native("zero", (T,))
+    zero = Intrinsic("zero", (T,))
 
     @inline
     def run(y, into, work, begin, end, co, mc):
@@ -85,7 +85,7 @@ def _take(T: str, S: str) -> Any:
 
     take(dy, co, into, mb, n) returns (pointer, elements from row to row).
     """
-    copy = Native("convert", (T, S)) if S else None
+    copy = Intrinsic("convert", (T, S)) if S else None
 
     @inline
     def in_place(dy, co, into, mb, n):
@@ -147,7 +147,7 @@ def _round_columns(target: Target, T: str, S: str, P: str) -> Inline:
     """
     fill, lanes = patches.gather(P, drop_same(S, P)), target.lanes(ITEMSIZE[T])
     of_x, of_patches = line(target, T, S, P), line(target, T, P, P)
-    depth, words, halves = depth_of(P), words_of(P), Native("halves", (P,))
+    depth, words, halves = depth_of(P), words_of(P), Intrinsic("halves", (P,))
 
     @inline
     def one_by_one(x, into, q, m0, mb, j0, nb, g):
@@ -309,7 +309,7 @@ def conv_dw(target: Target, T: str, X: str = "", Y: str = "", P: str = "") -> Bo
     """
     of_x, of_dy = drop_same(X, T), drop_same(Y, T)
     lanes = target.lanes(ITEMSIZE[T])
-    width, sums, zero = target.nv * lanes, _row_sums(T, of_dy), Native("zero", (T,))
+    width, sums, zero = target.nv * lanes, _row_sums(T, of_dy), Intrinsic("zero", (T,))
     if P:
         take_x, take_dy = _round_columns(target, T, X or T, P), _round_rows(target, T, Y or T, P)
     else:

@@ -35,7 +35,7 @@ from engine.kernels.vocabulary.kernel import (
     RELU,
     Body,
     Inline,
-    Native,
+    Intrinsic,
     imax,
     imin,
     inline,
@@ -137,15 +137,15 @@ def place(i, g):
     return n, row - n * g.down, i - row * g.across
 
 
-def lines(T: str, program: str, count: int, X: str = "", Y: str = "") -> Native:
-    """Return the native of a program whose first `count` inputs lie equal steps apart.
+def lines(T: str, program: str, count: int, X: str = "", Y: str = "") -> Intrinsic:
+    """Return the intrinsic of a program whose first `count` inputs lie equal steps apart.
 
     X, Y: how these inputs and the outputs are stored; T if empty.
     """
     made = Program.of(program, T)
     ins = [replace(i, dtype=X or T) if k < count else i for k, i in enumerate(made.ins)]
     outs = tuple(Y or T for _ in made.outs)
-    return Native("lines", (replace(made, ins=tuple(ins), outs=outs), count))
+    return Intrinsic("lines", (replace(made, ins=tuple(ins), outs=outs), count))
 
 
 def reader(
@@ -167,8 +167,8 @@ def reader(
     reads = len(Program.of(program, T).ins)
     # Only the first transform reads x, and widens it; between the two, lines are in float32.
     along_height, along_width = lines(T, program, reads, X), lines(T, program, reads, "", P)
-    zero, as_factors = Native("zero", (T,)), Native("halves", (P,)) if pairs else same
-    both, single = (Native("pair", (P, P, flag)) if pairs else same for flag in (1, 0))
+    zero, as_factors = Intrinsic("zero", (T,)), Intrinsic("halves", (P,)) if pairs else same
+    both, single = (Intrinsic("pair", (P, P, flag)) if pairs else same for flag in (1, 0))
 
     @inline
     def put(src, wide, n, into, t, count, row, step, outside):
@@ -305,9 +305,11 @@ def winograd_filters(target: Target, T: str, P: str = "") -> Body:
     """
     lanes, form = target.lanes(ITEMSIZE[T]), get_tiles(P)
     width, taps, size, products = target.nv * lanes, TAPS * TAPS, form.size, form.products
-    transform, transpose = lines(T, form.filter, TAPS), Native("transpose", (T,))
+    transform, transpose = lines(T, form.filter, TAPS), Intrinsic("transpose", (T,))
     last = lines(T, form.filter, TAPS, "", P)
-    as_factors, both = (Native("halves", (P,)), Native("pair", (P, P, 1))) if P else (same, same)
+    as_factors, both = (
+        (Intrinsic("halves", (P,)), Intrinsic("pair", (P, P, 1))) if P else (same, same)
+    )
 
     @inline
     def put(half, row, turn, rows, into, i, g, n):
@@ -441,9 +443,9 @@ def winograd(target: Target, T: str, X: str = "", Y: str = "", P: str = "") -> B
     form, each, depth = get_tiles(P), count_in_row(P), depth_of(P)
     read, write = reader(form, T, form.window, X, P), writer(form, T, Y)
     rows, products = strip(target, T, 0, P), form.products
-    as_factors = Native("halves", (P,)) if P else same
+    as_factors = Intrinsic("halves", (P,)) if P else same
     mr, width = target.mr, target.nv * target.lanes(ITEMSIZE[T])
-    zero = Native("zero", (T,))
+    zero = Intrinsic("zero", (T,))
 
     def body(x, u, y, bias, work, g, tid, nthreads):
         tiles, channels, nt = g.tiles, g.channels, g.nt

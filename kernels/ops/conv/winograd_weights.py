@@ -38,7 +38,7 @@ from engine.kernels.vocabulary.call import KernelCall, Reach
 from engine.kernels.vocabulary.kernel import (
     ACCUMULATE,
     Body,
-    Native,
+    Intrinsic,
     imin,
     kernel,
     off,
@@ -114,7 +114,7 @@ def winograd_dw(target: Target, T: str, X: str = "", Y: str = "", P: str = "") -
     pairs = int(bool(P))
     read = reader(form, T, form.window, X, P, pairs)
     spread = reader(form, T, form.spread, Y, P, pairs)
-    zero = Native("zero", (T,))
+    zero = Intrinsic("zero", (T,))
 
     def body(x, dy, part, work, g, tid, nthreads):
         tiles, channels, nt = g.tiles, g.channels, g.nt
@@ -180,7 +180,7 @@ def winograd_fold(target: Target, T: str, out: int = LARGE.out) -> Body:
     """
     lanes, form = target.lanes(ITEMSIZE[T]), _get_form(out)
     width, taps, size, products = target.nv * lanes, TAPS * TAPS, form.size, form.products
-    transform, transpose = lines(T, form.gather, size), Native("transpose", (T,))
+    transform, transpose = lines(T, form.gather, size), Intrinsic("transpose", (T,))
     add = loop(T, "x[] y[] -> x[] = x + y")
 
     def body(part, dw, keep, work, g, tid, nthreads):

@@ -31,7 +31,7 @@ from engine.kernels.vocabulary.facts import ALIKE, Movement, Role, Samples, Stor
 from engine.kernels.vocabulary.kernel import (
     MOVED,
     Body,
-    Native,
+    Intrinsic,
     imin,
     inline,
     kernel,
@@ -127,7 +127,7 @@ def gather_grad(target: Target, T: str, S: str = "") -> Body:
     Threads share a (`by` 0), columns b (1) or rows of dx (2).  Overwrites dx, past the caches if
     `far`, but adds to it where `keeps` and not reset[0].  S: the type of dy, T if empty.
     """
-    near, away = loop(T, "-> y[] = 0"), Native("zero_far", (T,))
+    near, away = loop(T, "-> y[] = 0"), Intrinsic("zero_far", (T,))
     run = loop(T, "dx[] dy:S[] -> dx[] = dx + dy", S)
 
     @inline

@@ -28,7 +28,7 @@ from engine.kernels.vocabulary.facts import Layout, Storage
 from engine.kernels.vocabulary.kernel import (
     OPERANDS,
     Body,
-    Native,
+    Intrinsic,
     Numbers,
     Parameters,
     imin,
@@ -73,7 +73,7 @@ def weights(count, more):
     return more / total, count * more / total
 
 
-def _merge(T: str) -> Native:
+def _merge(T: str) -> Intrinsic:
     """merge(mean, square, more mean, more square, weights..., mean, square, n)."""
     return loop(
         T,
@@ -85,10 +85,10 @@ def _merge(T: str) -> Native:
 # --- kernels
 
 
-def _column_sums(T: str, source: str) -> Native:
-    """Return the native column_sums of a program; its last operand, of one row, is `beside`."""
+def _column_sums(T: str, source: str) -> Intrinsic:
+    """Return the intrinsic column_sums of a program; its last operand, of one row, is `beside`."""
     head, _, sums = source.partition("->")
-    return Native("column_sums", (Program.of(f"{head} beside[] -> {sums}", T),))
+    return Intrinsic("column_sums", (Program.of(f"{head} beside[] -> {sums}", T),))
 
 
 @functools.cache
@@ -196,7 +196,7 @@ def channel_sums_cols(target: Target, T: str, sums: str) -> Body:
     sums: the program's text; its types are T where it names none.  part: T[parts, folds, n].
     """
     kinds = len(Program.of(sums, T).reductions)
-    add, zero = _column_sums(T, sums), Native("zero", (T,))
+    add, zero = _column_sums(T, sums), Intrinsic("zero", (T,))
 
     def body(part, g, tid, nthreads):
         n, parts, chunk = g.n, g.parts, g.chunk
@@ -236,7 +236,7 @@ def channel_sums_rows(target: Target, T: str, sums: str) -> Body:
     """
     program = Program.of(sums, T)
     kinds = len(program.reductions)
-    add = Native("row_sums", (program, 2))
+    add = Intrinsic("row_sums", (program, 2))
 
     def body(part, g, tid, nthreads):
         images, channels, n = g.dims_images, g.dims_channels, g.n
@@ -265,7 +265,7 @@ def _join_reach(c: KernelCall) -> Reach:
 )
 def channel_sums_join(target: Target, T: str) -> Body:
     """y[c] = sum of part[p stride + begin + f channels + c] over p < parts and f < folds."""
-    add, copy = loop(T, "y[] part[] -> y[] = y + part"), Native("copy", (T,))
+    add, copy = loop(T, "y[] part[] -> y[] = y + part"), Intrinsic("copy", (T,))
 
     def body(part, y, parts, stride, begin, folds, channels, tid, nthreads):
         first, last = share_blocks(channels, LINE, tid, nthreads)
@@ -295,7 +295,7 @@ def channel_moments_cols(target: Target, T: str, S: str = "") -> Body:
     x = f"x:{S or T}[]"
     sums = _column_sums(T, f"{x} -> sum(x)")
     squares = _column_sums(T, f"{x} -> sum((x - beside) * (x - beside))")
-    zero, copy = Native("zero", (T,)), Native("copy", (T,))
+    zero, copy = Intrinsic("zero", (T,)), Intrinsic("copy", (T,))
     scale = loop(T, "x[] k -> y[] = x * k")
     merge = _merge(T)
 
@@ -375,7 +375,7 @@ def channel_moments_join(target: Target, T: str) -> Body:
 
     part: part p of `rows` cut evenly.
     """
-    copy, scale = Native("copy", (T,)), loop(T, "x[] k -> y[] = x * k")
+    copy, scale = Intrinsic("copy", (T,)), loop(T, "x[] k -> y[] = x * k")
     merge = _merge(T)
 
     def body(part, mean, var, rows, parts, folds, channels, tid, nthreads):

@@ -19,7 +19,7 @@ from engine.kernels.loops.fold import RUN
 from engine.kernels.machine.target import Target
 from engine.kernels.ops.norm.channels import channel_sums_join
 from engine.kernels.vocabulary.facts import ALIKE, NORM, Role, Samples, Storage
-from engine.kernels.vocabulary.kernel import Body, Native, imin, kernel, off, share
+from engine.kernels.vocabulary.kernel import Body, Intrinsic, imin, kernel, off, share
 from engine.kernels.vocabulary.op import (
     MS,
     OURS,
@@ -126,7 +126,7 @@ def layer_norm_grad(target: Target, T: str, rms: int, form: str, wants: int, S: 
     )
     # Forward: y = h scale + B in every row; so dscale = sum of dy h over rows, dB = sum of dy.
     add = loop(T, _GRADS[""].format("ds[] db[]") + "ds[] = ds + g * d * inv; db[] = db + g", S)
-    zero = Native("zero", (T,))
+    zero = Intrinsic("zero", (T,))
 
     def body(dy, x, scale, mean, inv, dx, part, rows, n, parts, tid, nthreads):
         begin, end = share(parts, tid, nthreads)

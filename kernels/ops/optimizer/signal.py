@@ -30,13 +30,13 @@ from engine.kernels.ops.optimizer.ranges import (
 )
 from engine.kernels.vocabulary.kernel import (
     Body,
-    Native,
+    Intrinsic,
     kernel,
 )
 from engine.kernels.vocabulary.op import MANY, OURS, Lowering, Op, Site, TensorType
 from engine.plan.context import STATUS
 
-atomic_load = Native("atomic_load")
+atomic_load = Intrinsic("atomic_load")
 FLAG = TensorType("b1", (1,))
 
 

@@ -41,7 +41,7 @@ from engine.kernels.vocabulary.expression import VALUE
 from engine.kernels.vocabulary.kernel import (
     Body,
     Inline,
-    Native,
+    Intrinsic,
     Numbers,
     Parameters,
     Template,
@@ -145,8 +145,8 @@ class Formula:
     values: Inline = rate_alone
     row_of: Inline = everything
 
-    def rows(self, T: str, states: Sequence[str], numbers: Sequence[str]) -> Native:
-        """Return the native run(call, k, values, i, n) that updates elements i..i + n.
+    def rows(self, T: str, states: Sequence[str], numbers: Sequence[str]) -> Intrinsic:
+        """Return the intrinsic run(call, k, values, i, n) that updates elements i..i + n.
 
         Raises:
             ValueError: the text breaks the grammar, or leaves p or a state as it is.
@@ -165,7 +165,7 @@ class Formula:
         statements = ["g = g * k", text, *kept, *(f"{name}[]" for name in written)]
         program = Program.of(f"{' '.join(ins)} -> {'; '.join(statements)}", T)
         places = tuple(map(vectors.index, written))
-        return Native("update_rows", (program, vectors, places, tuple(numbers)))
+        return Intrinsic("update_rows", (program, vectors, places, tuple(numbers)))
 
 
 # --- kernels

@@ -9,7 +9,7 @@ from engine.kernels.loops.window import Axes, clip, round_up
 from engine.kernels.machine.target import Target
 from engine.kernels.vocabulary.kernel import (
     Body,
-    Native,
+    Intrinsic,
     imax,
     imin,
     inline,
@@ -77,7 +77,7 @@ def pool_max(target: Target, T: str, indices: int, S: str = "") -> Body:
 
     All channels-last.  S: how x and y are stored.
     """
-    return _max(Native("window_max", (T, "i64" if indices else "", S)))
+    return _max(Intrinsic("window_max", (T, "i64" if indices else "", S)))
 
 
 @kernel(
@@ -91,10 +91,10 @@ def pool_max_taps(target: Target, T: str, S: str = "") -> Body:
     They are counted from the first tap that lies in the image, the last axis fastest, as if all
     did.  A window has at most `TAPS` taps.  index: u8.
     """
-    return _max(Native("window_max", (T, "u8", S)))
+    return _max(Intrinsic("window_max", (T, "u8", S)))
 
 
-def _max(window: Native) -> Body:
+def _max(window: Intrinsic) -> Body:
     """Return the body of `pool_max` and its like."""
 
     def body(x, y, index, g, tid, nthreads):
@@ -117,7 +117,7 @@ def _max(window: Native) -> Body:
             # the padding is read or compared.  Vectors hold channels.
             for o in range(g.out_w):
                 _, w, nw = clip(o, g.size_w, g.stride_w, g.pad_w, g.dilation_w, g.taps_w)
-                # The index of the first tap inside; the native adds the steps of the tap that won.
+                # The index of the first tap inside; `window` adds the steps of the tap that won.
                 place = (n * c + c0) * volume + d * g.pixel_d + h * g.pixel_h + w * g.pixel_w
                 to = (row * g.out_w + o) * c + c0
                 window(
@@ -150,7 +150,7 @@ def pool_max_grad(target: Target, T: str, S: str = "") -> Body:
 
     All channels-last.  S: how dy and dx are stored, of windows that share no pixels.
     """
-    return _max_grad(Native("spread_max", (T, "i64", S)), _zero(T, S))
+    return _max_grad(Intrinsic("spread_max", (T, "i64", S)), _zero(T, S))
 
 
 @kernel(
@@ -160,15 +160,15 @@ def pool_max_grad(target: Target, T: str, S: str = "") -> Body:
 )
 def pool_max_taps_grad(target: Target, T: str, S: str = "") -> Body:
     """As `pool_max_grad`, of an index that `pool_max_taps` has made.  index: u8."""
-    return _max_grad(Native("spread_max", (T, "u8", S)), _zero(T, S))
+    return _max_grad(Intrinsic("spread_max", (T, "u8", S)), _zero(T, S))
 
 
-def _zero(T: str, S: str) -> Native:
-    """Return a native: zero(x, n) of elements stored as S."""
+def _zero(T: str, S: str) -> Intrinsic:
+    """Return an intrinsic: zero(x, n) of elements stored as S."""
     return loop(T, "-> y:S[] = 0", S)
 
 
-def _max_grad(spread: Native, zero: Native) -> Body:
+def _max_grad(spread: Intrinsic, zero: Intrinsic) -> Body:
     """Return the body of `pool_max_grad` and its like."""
 
     def body(dy, index, dx, g, tid, nthreads):
@@ -245,7 +245,7 @@ def pool_mean(target: Target, T: str, S: str = "") -> Body:
 
     Both channels-last.  S: how x and y are stored.
     """
-    window, cast = Native("window_mean", (T, S)), Native("cast", (T, "i64"))
+    window, cast = Intrinsic("window_mean", (T, S)), Intrinsic("cast", (T, "i64"))
 
     def body(x, y, g, tid, nthreads):
         c, chunk = g.channels, g.chunk
@@ -284,8 +284,8 @@ def pool_mean_grad(target: Target, T: str, S: str = "") -> Body:
 
     Both channels-last.  S: how dy and dx are stored, of windows that share no pixels.
     """
-    spread, zero = Native("spread_mean", (T, S)), _zero(T, S)
-    cast = Native("cast", (T, "i64"))
+    spread, zero = Intrinsic("spread_mean", (T, S)), _zero(T, S)
+    cast = Intrinsic("cast", (T, "i64"))
 
     def body(dy, dx, g, tid, nthreads):
         c, chunk = g.channels, g.chunk
@@ -348,10 +348,10 @@ def pool_grad_sums(target: Target, T: str, maxima: int, S: str = "") -> Body:
     maxima: dy[n, o, c] where index has i (`pool_max_taps`), otherwise dy[n, o, c] / count(o).  All
     channels-last, without dilation.  S: how dy and dx are stored.
     """
-    zero, store = Native("zero", (T,)), loop(T, "x[] -> y:S[] = x", S)
+    zero, store = Intrinsic("zero", (T,)), loop(T, "x[] -> y:S[] = x", S)
     hit = loop(T, "x[] y:S[] at:u8[] tap:u8 -> x[] = x + where(at == tap, y, 0)", S)
     share_out = loop(T, "x[] y:S[] count -> x[] = x + y / count", S)
-    cast, short = Native("cast", (T, "i64")), Native("cast", ("u8", "i64"))
+    cast, short = Intrinsic("cast", (T, "i64")), Intrinsic("cast", ("u8", "i64"))
 
     @inline
     def add_hit(work, dy, index, g, od, oh, ow, d, h, w, n):

@@ -21,7 +21,7 @@ import numpy as np
 from engine.base.element_types import NUMPY
 from engine.kernels.vocabulary import expression
 from engine.kernels.vocabulary.expression import Expr
-from engine.kernels.vocabulary.kernel import Inline, Native, inline
+from engine.kernels.vocabulary.kernel import Inline, Intrinsic, inline
 from engine.kernels.vocabulary.op import Site
 from engine.kernels.vocabulary.row_program import loop
 from engine.kernels.vocabulary.terms import Formulas
@@ -145,7 +145,7 @@ def _meets(value: float, T: str) -> Expr:
 PEEPHOLES = {0: "", 1: "pi[] po[] pf[]"}
 
 
-def _program(T: str, source: str, **curves: str) -> Native:
+def _program(T: str, source: str, **curves: str) -> Intrinsic:
     """Return a loop whose program calls activations f, g, h of x or their slopes of y."""
     operand = {n: "y" if n.startswith("slope") else "x" for n in curves}
     made = {n: expression.parse(curve, (operand[n],)) for n, curve in curves.items()}
@@ -178,7 +178,7 @@ def lstm(T: str, f: str, g: str, h: str, peephole: int, couple: int) -> Inline:
 
 def lstm_grad(
     T: str, h: str, slope_f: str, slope_g: str, slope_h: str, peephole: int, couple: int
-) -> Native:
+) -> Intrinsic:
     """Return run(i, o, f, c, s, b, dy, dh, ds, pi, po, pf, di, do, df, dc, zero), by name.
 
     b: the cell state before the step.  ds: the gradient of s on entry, of b on return.
@@ -204,7 +204,7 @@ def lstm_grad(
     )
 
 
-def gru(T: str, f: str, g: str) -> Native:
+def gru(T: str, f: str, g: str) -> Intrinsic:
     """Return run(z, r, n, q, h), by name: gates and state in place."""
     return _program(
         T,
@@ -220,7 +220,7 @@ _GRU_GRAD = """dh = dh + dy; dz = dh * (h - n) * slope_f(z); dn = dh * (1.0 - z)
     dh = dh * z;"""
 
 
-def gru_grad(T: str, slope_f: str, slope_g: str) -> Native:
+def gru_grad(T: str, slope_f: str, slope_g: str) -> Intrinsic:
     """Return run(z, r, n, q, h, dy, dh, dz, dr, dn, iz, ir, iq), by name.
 
     h: the state before the step; dh: its gradient, without the part that comes through q.
@@ -236,17 +236,17 @@ def gru_grad(T: str, slope_f: str, slope_g: str) -> Native:
     )
 
 
-def gru_reset(T: str, f: str) -> Native:
+def gru_reset(T: str, f: str) -> Intrinsic:
     """Return run(z, r, h, q), by name: the gates before n if the state is reset first; q = r h."""
     return _program(T, "z[] r[] h[] -> z = f(z); r = f(r); z[]; r[]; q[] = r * h", f=f)
 
 
-def gru_state(T: str, g: str) -> Native:
+def gru_state(T: str, g: str) -> Intrinsic:
     """Return run(n, z, h), by name: the rest of such a step, gate n and state in place."""
     return _program(T, "n[] z[] h[] -> n = g(n); n[]; h[] = (1.0 - z) * n + z * h", g=g)
 
 
-def gru_state_grad(T: str, slope_f: str, slope_g: str) -> Native:
+def gru_state_grad(T: str, slope_f: str, slope_g: str) -> Intrinsic:
     """Return run(z, n, h, dy, dh, dz, dn), by name.
 
     h: the state before the step; dh: its gradient, without the part that comes through r h.
@@ -255,7 +255,7 @@ def gru_state_grad(T: str, slope_f: str, slope_g: str) -> Native:
     return _program(T, source, slope_f=slope_f, slope_g=slope_g)
 
 
-def gru_reset_grad(T: str, slope_f: str) -> Native:
+def gru_reset_grad(T: str, slope_f: str) -> Intrinsic:
     """Return run(r, h, dq, dh, dr, q), by name: adds the part of dh through q = r h."""
     # Forward: q = r h, n = g(a_n + R_n q); dq = R_n^T dn, so dr = dq h and dh += dq r.  q is
     # written for the gradient of R_n.
@@ -263,17 +263,17 @@ def gru_reset_grad(T: str, slope_f: str) -> Native:
     return _program(T, source, slope_f=slope_f)
 
 
-def rnn(T: str, f: str) -> Native:
+def rnn(T: str, f: str) -> Intrinsic:
     """Return run(a, h)."""
     return _program(T, "a[] -> h[] = f(a)", f=f)
 
 
-def rnn_grad(T: str, slope_f: str) -> Native:
+def rnn_grad(T: str, slope_f: str) -> Intrinsic:
     """Return run(y, dy, dh, da, zero)."""
     source = "y[] dy[] dh[] -> da[] = (dh + dy) * slope_f(y); zero[] = 0.0"
     return _program(T, source, slope_f=slope_f)
 
 
-def add_product(T: str) -> Native:
+def add_product(T: str) -> Intrinsic:
     """Return run(x, a, b), by name: x += a b."""
     return loop(T, "x[] a[] b[] -> x[] = x + a * b")

@@ -39,7 +39,7 @@ from engine.kernels.vocabulary.kernel import (
     BIAS,
     Body,
     Inline,
-    Native,
+    Intrinsic,
     inline,
     kernel,
     off,
@@ -95,7 +95,7 @@ def _after(target: Target, T: str, f: str, g: str, Q: str, P: str) -> tuple[Inli
 
 def _before(target: Target, T: str, f: str, g: str, P: str) -> tuple[Inline, Inline, Inline]:
     """Return the same functions for a state that is reset first."""
-    times, zero = product(target, T, P), Native("zero", (T,))
+    times, zero = product(target, T, P), Intrinsic("zero", (T,))
     reset, state = cells.gru_reset(T, f), cells.gru_state(T, g)
 
     @inline
@@ -173,7 +173,7 @@ def gru(
     times, panels_at, room = product(target, T, P), at_direction(target, T, P), scratch("gru", P)
     step, widen, write = place(T, G), reader(T, G), writer(T, G)
     keep_y, start = mover(Y, T), fill(T)
-    zero, zero_y = Native("zero", (G,)), Native("zero", (Y,))
+    zero, zero_y = Intrinsic("zero", (G,)), Intrinsic("zero", (Y,))
     middle, end, keep = _after(target, T, f, g, Q, P) if after else _before(target, T, f, g, P)
 
     def body(
@@ -282,7 +282,7 @@ def gru_grad_after(
     step, write, start = place(T, G), writer(T, G), fill(T)
     room = scratch("gru_grad_after", P)
     gates_of, dy_of, inner_of = reader(T, G), reader(T, D), reader(T, Q)
-    h_before, zero = state_before(T, T, Y), Native("zero", (T,))
+    h_before, zero = state_before(T, T, Y), Intrinsic("zero", (T,))
     run = cells.gru_grad(T, slope_f, slope_g)
 
     @inline
@@ -435,7 +435,7 @@ def gru_grad_before(
     step, write, start = place(T, G), writer(T, G), fill(T)
     room = scratch("gru_grad_before", P)
     gates_of, dy_of = reader(T, G), reader(T, D)
-    copy, h_before, zero = mover(T, T), state_before(T, T, Y), Native("zero", (T,))
+    copy, h_before, zero = mover(T, T), state_before(T, T, Y), Intrinsic("zero", (T,))
     state, reset = cells.gru_state_grad(T, slope_f, slope_g), cells.gru_reset_grad(T, slope_f)
 
     def body(

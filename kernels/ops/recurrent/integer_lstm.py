@@ -33,7 +33,16 @@ from engine.kernels.ops.recurrent.recurrence import (
 )
 from engine.kernels.vocabulary.call import KernelCall, Reach
 from engine.kernels.vocabulary.integers import GROUP, PANEL
-from engine.kernels.vocabulary.kernel import Body, Inline, Native, inline, kernel, off, pick, udiv
+from engine.kernels.vocabulary.kernel import (
+    Body,
+    Inline,
+    Intrinsic,
+    inline,
+    kernel,
+    off,
+    pick,
+    udiv,
+)
 from engine.kernels.vocabulary.row_program import loop
 
 _LEAST = 2.0**-100  # a range of states below it is 0
@@ -104,7 +113,7 @@ def lstm_integers(
     Threads share rows or, by_units, whole panels of units, of one step: results are the same.
     """
     run, units_of = cells_.lstm(T, f, g, h, peephole, couple), share_units(target, T)
-    copy, zero_y, round_state = Native("copy", (T,)), Native("zero", (T,)), _round_state()
+    copy, zero_y, round_state = Intrinsic("copy", (T,)), Intrinsic("zero", (T,)), _round_state()
     times, prepare = rectangle(target, "u8", "f32"), prepare_start(target, "u8")
     join = loop(T, "g[] a[] u -> y[] = g + a * u")
 

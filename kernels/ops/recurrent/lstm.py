@@ -43,7 +43,7 @@ from engine.kernels.vocabulary.kernel import (
     ACCUMULATE,
     Body,
     Inline,
-    Native,
+    Intrinsic,
     inline,
     kernel,
     off,
@@ -118,7 +118,7 @@ def lstm(
     times, panels_at, room = product(target, T, P), at_direction(target, T, P), scratch("lstm", P)
     step, widen, write = place(T, G), reader(T, G), writer(T, G)
     keep_y, keep_cells, start = mover(Y, T), mover(C, T), fill(T)
-    zero, zero_y, zero_cells = (Native("zero", (kind,)) for kind in (G, Y, C))
+    zero, zero_y, zero_cells = (Intrinsic("zero", (kind,)) for kind in (G, Y, C))
 
     @inline
     def cell(a, c, p, h, n):
@@ -253,7 +253,7 @@ def lstm_grad(
     room = scratch("lstm_grad", P)
     gates_of, cells_of, dy_of, before = reader(T, G), reader(T, C), reader(T, D), chooser(T, C)
     h_before = state_before(G, T, Y)
-    zero, zero_kept = Native("zero", (T,)), Native("zero", (G,))
+    zero, zero_kept = Intrinsic("zero", (T,)), Intrinsic("zero", (G,))
 
     def body(
         gates,
@@ -362,7 +362,7 @@ def rnn(target: Target, T: str, f: str, Y: str = "", P: str = "") -> Body:
     """
     Y = Y or T
     cell, times, panels_at = cells_.rnn(T, f), product(target, T, P), at_direction(target, T, P)
-    keep_y, zero_y, start = mover(Y, T), Native("zero", (Y,)), fill(T)
+    keep_y, zero_y, start = mover(Y, T), Intrinsic("zero", (Y,)), fill(T)
     room = scratch("rnn", P)
 
     def body(gates, panels, lens, h0, y, h, work, has_y, g, tid, nthreads):
@@ -421,7 +421,7 @@ def rnn_grad(target: Target, T: str, slope_f: str, Y: str = "", D: str = "", P: 
     times, panels_at = product(target, T, P), at_direction(target, T, P)
     step, write, start = place(T, Y), writer(T, Y), fill(T)
     y_of, dy_of, h_before = reader(T, Y), reader(T, D), state_before(Y, T, Y)
-    zero, zero_kept = Native("zero", (T,)), Native("zero", (Y,))
+    zero, zero_kept = Intrinsic("zero", (T,)), Intrinsic("zero", (Y,))
 
     def body(y, panels, lens, h0, dy, dhn, dgates, past, dh, rows, g, tid, nthreads):
         n = g.hidden

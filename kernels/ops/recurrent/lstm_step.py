@@ -38,7 +38,7 @@ from engine.kernels.vocabulary.kernel import (
     ACCUMULATE,
     Body,
     Inline,
-    Native,
+    Intrinsic,
     imax,
     imin,
     inline,
@@ -96,7 +96,7 @@ def lstm_step(target: Target, T: str, f: str, g: str, h: str, peephole: int, cou
     their number.
     """
     run, times = cells_.lstm(T, f, g, h, peephole, couple), product(target, T, "")
-    copy, zero = Native("copy", (T,)), Native("zero", (T,))
+    copy, zero = Intrinsic("copy", (T,)), Intrinsic("zero", (T,))
     units_of = share_units(target, T)
 
     def body(
@@ -183,7 +183,7 @@ def lstm_grad_step(
     operands of `lstm_grad`, but dp must be 0 before step 0.
     """
     cell = adjoint(T, h, slope_f, slope_g, slope_h, peephole, couple)
-    times, copy, zero = product(target, T, ""), Native("copy", (T,)), Native("zero", (T,))
+    times, copy, zero = product(target, T, ""), Intrinsic("copy", (T,)), Intrinsic("zero", (T,))
     units_of = share_units(target, T)
 
     def body(

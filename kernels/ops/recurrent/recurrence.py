@@ -30,7 +30,7 @@ from engine.kernels.vocabulary.kernel import (
     ACCUMULATE,
     Body,
     Inline,
-    Native,
+    Intrinsic,
     imax,
     imin,
     inline,
@@ -163,7 +163,7 @@ def product(target: Target, T: str, P: str) -> Inline:
     rows = strip(target, T, 0, P)
     width = target.nv * target.lanes(ITEMSIZE[T])
     depth, view = depth_of(P), view_panel(P)
-    as_factors, narrow = (Native("halves", (P,)), mover(P, T)) if P else (same, same)
+    as_factors, narrow = (Intrinsic("halves", (P,)), mover(P, T)) if P else (same, same)
 
     @inline
     def in_place(a, lda, left, m, k):
@@ -284,7 +284,7 @@ def time_before(g, d, t):
 
 def fill(T: str) -> Inline:
     """Return an inline function: fill(to, x, g, d, r0, r1) copies the states of rows [r0, r1)."""
-    copy = Native("copy", (T,))
+    copy = Intrinsic("copy", (T,))
 
     @inline
     def run(to, x, g, d, r0, r1):
@@ -295,10 +295,10 @@ def fill(T: str) -> Inline:
     return run
 
 
-def mover(to: str, of: str) -> Native:
-    """Return a native: move(into, x, n) of elements of type `of`, as elements `to`."""
+def mover(to: str, of: str) -> Intrinsic:
+    """Return an intrinsic: move(into, x, n) of elements of type `of`, as elements `to`."""
     is_copy = to == of and to not in HALVES
-    return Native("copy", (to,)) if is_copy else Native("convert", (to, of))
+    return Intrinsic("copy", (to,)) if is_copy else Intrinsic("convert", (to, of))
 
 
 def state_before(S: str, T: str, Y: str) -> Inline:
@@ -422,7 +422,7 @@ def recurrent_lengths(target: Target, T: str) -> Body:
 )
 def recurrent_bias(target: Target, T: str) -> Body:
     """y[d, j] = b[d, 0, j] (+ b[d, 1, j] for j < both): what the rows of X start with."""
-    copy = Native("copy", (T,))
+    copy = Intrinsic("copy", (T,))
 
     def body(b, y, directions, n, both, tid, nthreads):
         begin, end = share(directions, tid, nthreads)

@@ -22,7 +22,7 @@ from engine.kernels.vocabulary.call import KernelCall, Reach
 from engine.kernels.vocabulary.kernel import (
     Body,
     Inline,
-    Native,
+    Intrinsic,
     drop_same,
     inline,
     kernel,
@@ -184,9 +184,9 @@ def resample(target: Target, T: str, X: str = "", Y: str = "") -> Body:
     empty; sums are of T, and are rounded once.
     """
     lines_of_x, lines = lines_sum(target, T, X), lines_sum(target, T)
-    cast, spread = Native("cast", (T, "f64")), loop(T, "value -> y[] = value")
+    cast, spread = Intrinsic("cast", (T, "f64")), loop(T, "value -> y[] = value")
     lanes = target.lanes(ITEMSIZE[T])
-    widen, narrow = Native("convert", (T, X or T)), Native("convert", (Y or T, T))
+    widen, narrow = Intrinsic("convert", (T, X or T)), Intrinsic("convert", (Y or T, T))
 
     @inline
     def as_it_is(x, into, n):

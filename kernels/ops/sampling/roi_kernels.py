@@ -7,7 +7,7 @@ from engine.kernels.machine.target import Target
 from engine.kernels.ops.index.gather import wrap
 from engine.kernels.vocabulary.kernel import (
     Body,
-    Native,
+    Intrinsic,
     imax,
     imin,
     inline,
@@ -125,7 +125,7 @@ def roi_align(target: Target, T: str, largest: int) -> Body:
     total = "y + (x0 * w0 + x1 * w1) + (x2 * w2 + x3 * w3)"
     more = loop(T, f"{_FOUR} y[] -> y[] = {f'max(y, {products})' if largest else total}")
     first = loop(T, f"{_FOUR} -> y[] = {products}")
-    zero, cast = Native("zero", (T,)), Native("cast", (T, "f64"))
+    zero, cast = Intrinsic("zero", (T,)), Intrinsic("cast", (T, "f64"))
 
     def body(x, rois, batch, y, fault, scale, g, tid, nthreads):
         c, bad = g.channels, NO_POSITION
@@ -175,7 +175,7 @@ def roi_align_grad(target: Target, T: str, largest: int) -> Body:
     As for `roi_align`; each thread owns channels and adds in the order of the regions.
     """
     run = loop(T, "dy[] weight dx[] -> dx[] = dx + dy * weight")
-    zero, cast = Native("zero", (T,)), Native("cast", (T, "f64"))
+    zero, cast = Intrinsic("zero", (T,)), Intrinsic("cast", (T, "f64"))
 
     def body(dy, x, rois, batch, dx, fault, scale, g, tid, nthreads):
         c, volume, bad = g.channels, g.height * g.width, NO_POSITION
@@ -287,7 +287,7 @@ def roi_max_grad(target: Target, T: str) -> Body:
 
     A bin without a pixel has an index outside of dx.
     """
-    zero = Native("zero", (T,))
+    zero = Intrinsic("zero", (T,))
 
     def body(dy, index, dx, g, tid, nthreads):
         c = g.channels

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from engine.kernels.machine.target import Target
 from engine.kernels.ops.sampling.resample import lines_sum
-from engine.kernels.vocabulary.kernel import Body, Native, imin, inline, kernel, off, share, udiv
+from engine.kernels.vocabulary.kernel import Body, Intrinsic, imin, inline, kernel, off, share, udiv
 from engine.kernels.vocabulary.row_program import loop
 from engine.plan.words import AXES, Field, Words
 
@@ -186,7 +186,7 @@ def sample(target: Target, T: str) -> Body:
 
     x, y: channels-last.
     """
-    lines, zero = lines_sum(target, T), Native("zero", (T,))
+    lines, zero = lines_sum(target, T), Intrinsic("zero", (T,))
 
     def body(x, grid, y, work, places, g, tid, nthreads):
         weight, index = off(work, tid * SCRATCH), off(places, tid * SCRATCH)
@@ -213,7 +213,7 @@ def sample_dx(target: Target, T: str) -> Body:
 
     Each thread owns channels of images and adds in the order of the points.
     """
-    run, zero = loop(T, "dy[] weight dx[] -> dx[] = dx + dy * weight"), Native("zero", (T,))
+    run, zero = loop(T, "dy[] weight dx[] -> dx[] = dx + dy * weight"), Intrinsic("zero", (T,))
 
     def body(dy, grid, dx, work, places, g, tid, nthreads):
         weight, index = off(work, tid * SCRATCH), off(places, tid * SCRATCH)

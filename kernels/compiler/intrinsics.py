@@ -1,6 +1,6 @@
-"""The native operations of kernels (intrinsics), as callees that emit vector IR for a target.
+"""The intrinsics of kernels, as callees that emit vector IR for a target.
 
-`build(native, target)` makes the callee for a `Native`, with the function below that has its name.
+`build(intrinsic, target)` makes the callee for an `Intrinsic`, with the function below of its name.
 Each of these functions returns `(typer, emit)`: `typer(*numba types)` returns the signature, and
 `emit(context, builder, signature, args)` writes the IR.
 """
@@ -40,7 +40,7 @@ from engine.kernels.vector_ir import (
     vectors,
 )
 from engine.kernels.vector_ir.vectors import NUMBA
-from engine.kernels.vocabulary.kernel import Native
+from engine.kernels.vocabulary.kernel import Intrinsic
 from engine.kernels.vocabulary.row_program import Program
 from engine.plan.words import Words
 
@@ -359,9 +359,9 @@ BUILTINS = {
 
 
 @functools.cache
-def build(native: Native, target: Target) -> Callee:
-    """Return a native operation for a target, as kernels call it."""
-    op = _BUILDERS[native.name](target, *native.params)
-    if native.names:
-        return Callee(native.name, op, native.names, ignores=True)
-    return Callee(native.name, op, [*inspect.signature(op).parameters][1:])
+def build(intrinsic: Intrinsic, target: Target) -> Callee:
+    """Return an intrinsic for a target, as kernels call it."""
+    op = _BUILDERS[intrinsic.name](target, *intrinsic.params)
+    if intrinsic.names:
+        return Callee(intrinsic.name, op, intrinsic.names, ignores=True)
+    return Callee(intrinsic.name, op, [*inspect.signature(op).parameters][1:])
