@@ -165,12 +165,17 @@ def block(
         while k0 < k:
             kb = imin(kc, k - k0)
             end = 1 if k0 + kb == k else 0
+            # The sums of a block of K are added to those before it, in C.  Bias and activation wait
+            # for the last block: only then are the sums whole.
             step = mode if end != 0 else mode & ACCUMULATE
             if k0 > 0:
                 step = step | ACCUMULATE
             j0 = n0
             while j0 < n1:
                 nb = imin(nc, n1 - j0)
+                # Goto's order: a block of B is packed once for all rows.  It and the block of A
+                # stay in the second-level cache, and a panel of B, kb x width, in the first-level
+                # cache while all tiles of the block of A use it.
                 panels, stride, ldb = pack_b(b, work, g, k0, kb, j0, nb)
                 i0 = m0
                 while i0 < m1:

@@ -106,6 +106,8 @@ def _take_part(g, tid):
         if phase & 1 != 0:
             begin = atomic_load(g.begin)
             for k in range(g.team):
+                # While nobody sleeps, every thread is about to claim its own share, so this one
+                # looks at other shares only after a first wait.
                 if k == 1 and spins == 0 and atomic_load(g.sleepers) == 0:
                     break
                 thread = tid + k if tid + k < g.team else tid + k - g.team

@@ -320,6 +320,8 @@ def _make_block_gradient(target: Target, T: str, S: str, P: str) -> Inline:
             nk = imin(bk, end - k0)
             # Forward again: S = scale Q K^T, adjusted; P = exp(S - m - log l).  The row sums are
             # known, so P comes at once, without the running maximum of the forward kernel.
+            # Blocks are transposed, a row for each key: the numbers of a query (D, m, log l) are
+            # then vectors, which all rows read alike.
             rows_k, ldk, _ = fetch(off(kh, k0 * g.k_row), g.k_row, width, nk, spare_k)
             right(rows_k, ldk, qt, bq, s, bq, width, nk, nq, 0)
             if scales_late:

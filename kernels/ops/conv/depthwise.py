@@ -236,19 +236,22 @@ def cut_channels(t, q, channels, lanes, room):
     return chunk
 
 
-def _walk(target: Target, T: str, native: str, kw: int, sw: int, mirrored: int, S: str) -> Inline:
+def _walk(
+    target: Target, T: str, intrinsic: str, kw: int, sw: int, mirrored: int, S: str
+) -> Inline:
     """Return an inline function: an intrinsic over lines [begin, end) and channels [c0, c1) of y.
 
     Lines are taken two by two where they can be.  S: how x and y are stored.
     walk(x, w, y, bias, q, back, mode, begin, end, c0, c1); w: [channel / lanes][tap][lanes].
     """
-    tiles = Intrinsic(native, (T, PIXELS, kw, -sw if mirrored else sw, S))
+    tiles = Intrinsic(intrinsic, (T, PIXELS, kw, -sw if mirrored else sw, S))
     lanes, room = target.lanes(ITEMSIZE[T]), WEIGHTS // ITEMSIZE[T]
 
     @inline
     def walk_rows(x, w, y, bias, t, chunk, mode, c0, c1):
         at = c0
         while at < c1:
+            # One pointer for each operand and line: t has what lies between pixels, taps and tiles.
             t.channels = imin(chunk, c1 - at)
             weights = off(w, t.w_at + at * t.taps)
             tiles(
@@ -262,6 +265,7 @@ def _walk(target: Target, T: str, native: str, kw: int, sw: int, mirrored: int, 
         t = on_stack()
         chunk, line = cut_channels(t, q, c1 - c0, lanes, room), begin
         while line < end:
+            # One line, or two that see the same rows of x, which are then read once for both.
             lines = place_lines(t, q, back, line, end, lanes)
             # When back, pixels whose columns differ by the stride see the same taps: one walk each.
             for r in range(q.stride_w if back != 0 else 1):

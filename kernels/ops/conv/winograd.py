@@ -452,7 +452,7 @@ def winograd(target: Target, T: str, X: str = "", Y: str = "", P: str = "") -> B
         tm, tn = udiv(tid, nt), tid - udiv(tid, nt) * nt
         first, last = share_blocks(tiles.images * tiles.down * tiles.across, mr, tm, g.mt)
         n0, n1 = share_blocks(g.columns, width, tn, nt)
-        if tm >= g.mt:
+        if tm >= g.mt:  # a thread beyond the grid
             last = first
         n = n1 - n0
         if n > 0 and first < last:
@@ -475,6 +475,7 @@ def winograd(target: Target, T: str, X: str = "", Y: str = "", P: str = "") -> B
                 count = imin(block, last - first)
                 read(x, v, line, tiles, g.x, first, count, channels, channels, v_step)
                 # Products [tiles, Ci] [Ci, Co], in blocks of K, whose matrices stay in the cache.
+                # The filters of a product are read from memory once for all tiles of the block.
                 for p in range(products):
                     k0 = 0
                     while k0 < channels:

@@ -249,6 +249,8 @@ def adafactor_rows(target: Target, T: str) -> Body:
                 for u in range(first, last):
                     b_begin, b_end, i_begin, i_end = bounds(part, u)
                     for b in range(b_begin, b_end):
+                        # Blocks of rows have sums of columns of their own, which no two threads
+                        # share; `adafactor_columns` adds them up.
                         above = udiv(i_begin, part.tall)
                         sums = part.partial + (above * part.batch + b) * part.columns
                         for i in range(i_begin, i_end):
@@ -259,6 +261,7 @@ def adafactor_rows(target: Target, T: str) -> Body:
                                 x = off(call.g, part.begin + row * part.columns + c)
                                 y = off(call.partial, sums + c)
                                 m = imin(RUN, n - c)
+                                # The first row overwrites the sums, so nothing clears them.
                                 if i == i_begin:
                                     total += start(x, k, y, m)
                                 else:
@@ -395,6 +398,7 @@ def adafactor_apply(
                 pp = 0.0
                 uu = 0.0
                 if first < last:
+                    # Norms are of the whole parameter: each thread adds up all units, in order.
                     for u in range(part.first_unit, part.first_unit + part.units):
                         pp += call.sums[2 * u]
                         uu += call.sums[2 * u + 1]
@@ -405,6 +409,7 @@ def adafactor_apply(
                 if is_scaled != 0:
                     size = square_root(pp / part.size, 1)
                     rate *= size if size > call.least else call.least
+                # u / max(1, RMS(u) / d), as a factor of the step.
                 excess = square_root(uu / part.size, 1) / call.clipping
                 if excess > 1.0:
                     rate /= excess

@@ -121,9 +121,11 @@ def stretch(T: str, *, keeps_nan: bool = False) -> Inline:
             return end, True
         begin = found.begin + udiv(i - found.begin, row) * row
         stop = imin(begin + row, found.begin + found.size)
+        # The first element decides for most rows; only a row that begins with 0 is read.
         moves = g[begin] != 0
         if not moves:
             moves = count(off(g, begin), stop - begin) != 0
+        # True for NaN alone, as k is never negative: then every row becomes NaN, so that it shows.
         if keeps_nan and not k >= 0.0:
             moves = True
         return imin(stop, end), moves
@@ -232,6 +234,7 @@ def update_kernel(
             def body(call, tid, nthreads):
                 if is_due(call):
                     k = factor_of(call)
+                    # Once a call and in double: in float, 1 - beta^t of small t loses digits.
                     own = values(call, call.lr[0] * call.scale)
                     first, last = share_blocks(call.total, call.block, tid, nthreads)
                     at = 0
