@@ -375,9 +375,30 @@ def _by_threads(target: Target, T: str, run: Inline) -> Body:
     return body
 
 
+def find_rectangle(target: Target, T: str) -> Inline:
+    """Return an inline function: the part (m0, m1, n0, n1) of thread t in m rows of g.n columns.
+
+    Columns are cut at panels, so that no two threads pack the same one.  Threads beyond the grid of
+    `grid_rows` by `grid_columns` have no rows.
+    """
+    width = target.nv * target.lanes(ITEMSIZE[T])
+
+    @inline
+    def find(g, m, t):
+        mt, nt = g.grid_rows, g.grid_columns
+        tm = udiv(t, nt)
+        tn = t - tm * nt
+        rows = udiv(m + mt - 1, mt)
+        columns = udiv(udiv(g.n + width - 1, width) + nt - 1, nt) * width
+        m0, n0 = imin(tm * rows, m), imin(tn * columns, g.n)
+        return m0, imin(m0 + rows, m), n0, imin(n0 + columns, g.n)
+
+    return find
+
+
 def _by_grid(target: Target, T: str, run: Inline) -> Inline:
     """Return an inline function: the part of a thread, in its scratch memory `mine`."""
-    width = target.nv * target.lanes(ITEMSIZE[T])
+    rectangle = find_rectangle(target, T)
 
     @inline
     def part(a, b, c, bias, reset, mine, resets, g, tid):
@@ -387,12 +408,7 @@ def _by_grid(target: Target, T: str, run: Inline) -> Inline:
             mode = mode | ACCUMULATE
         if tid < bt * mt * nt:
             tb = udiv(tid, mt * nt)
-            tm = udiv(tid, nt) - tb * mt
-            tn = tid - udiv(tid, nt) * nt
-            rows = udiv(m + mt - 1, mt)
-            columns = udiv(udiv(n + width - 1, width) + nt - 1, nt) * width
-            m0, n0 = imin(tm * rows, m), imin(tn * columns, n)
-            m1, n1 = imin(m0 + rows, m), imin(n0 + columns, n)
+            m0, m1, n0, n1 = rectangle(g, m, tid - tb * mt * nt)
             d1, d2 = g.batch_1, g.batch_2
             count = g.batch_0 * d1 * d2
             for i in range(udiv(count * tb, bt), udiv(count * (tb + 1), bt)):
@@ -462,7 +478,9 @@ def lower_gemm(
     dims, (sa, sb) = collapse(batch[0], batch[1:], range(len(batch[0])))
     if len(dims) > len(LEVELS):
         lowering.site.fail(
-            f"batch dimensions {tuple(dims)} broadcast in turns", "at most 3 alternations"
+            f"the batch dimensions {tuple(dims)} alternate between equal and broadcast "
+            f"{len(dims)} times",
+            f"{len(LEVELS)} times",
         )
     pad = len(LEVELS) - len(dims)
     if m == 0 or n == 0 or math.prod(dims) == 0:
@@ -551,7 +569,7 @@ def _find_stored(
     kinds = A, B, C = a.type.dtype, b.type.dtype, y.type.dtype
     halves = {kind for kind in kinds if kind in HALVES}
     if halves and "f64" in kinds:
-        lowering.site.fail(f"a product of {', '.join(kinds)}", "f32 with bf16 or f16")
+        lowering.site.fail(f"A, B and the result are {', '.join(kinds)}", "f32 with bf16 or f16")
     factor = "" if "f64" in kinds else get_factors(lowering, "f32")
     if not factor or not halves <= {factor}:
         factor = "f32"

@@ -18,7 +18,14 @@ from engine.base.element_types import ITEMSIZE
 from engine.kernels.loops.bad_data import NO_POSITION, report_at
 from engine.kernels.loops.contract import block
 from engine.kernels.loops.few_rows import few_rows
-from engine.kernels.loops.gemm import FEW, GEMM_WORDS, balance, get_packing, split_threads
+from engine.kernels.loops.gemm import (
+    FEW,
+    GEMM_WORDS,
+    balance,
+    find_rectangle,
+    get_packing,
+    split_threads,
+)
 from engine.kernels.loops.map import MAP_KERNELS, lower_map
 from engine.kernels.machine.target import Target
 from engine.kernels.ops.index.gather import wide_index, wrap
@@ -26,13 +33,11 @@ from engine.kernels.ops.matmul import check_floats
 from engine.kernels.vocabulary.kernel import (
     ACCUMULATE,
     Body,
-    Inline,
     imax,
     imin,
     inline,
     kernel,
     off,
-    udiv,
 )
 from engine.kernels.vocabulary.op import OURS, Dim, Grad, Lowering, Op, Operand, Site, TensorType
 from engine.plan.context import INDEX, STATUS
@@ -113,7 +118,7 @@ def segment_gemm(target: Target, T: str, trans_b: int) -> Body:
     run = block(target, T, 0, fill_a, get_packing(target, T, trans_b, T, "", False))
     few = few_rows(target, T, trans_b)
     most = FEW[trans_b]
-    rectangle = _rectangle(target, T)
+    rectangle = find_rectangle(target, T)
 
     def body(x, w, starts, y, work, groups, per_thread, g, tid, nthreads):
         n, k = g.n, g.k
@@ -122,7 +127,7 @@ def segment_gemm(target: Target, T: str, trans_b: int) -> Body:
             # Rows stay inside of x and y, even if a forged plan changes `starts`.
             begin = imax(imin(starts[e], g.m), 0)
             end = imin(starts[e + 1], g.m)
-            m0, m1, n0, n1 = rectangle(g, end - begin, tid)
+            m0, m1, n0, n1 = rectangle(g, imax(end - begin, 0), tid)
             m0, m1 = m0 + begin, m1 + begin
             b = off(w, e * k * n)
             # To pack a matrix takes longer than to multiply few rows with it.
@@ -154,7 +159,7 @@ def segment_gemm_grad(target: Target, T: str) -> Body:
         return off(a, k0 * g.lda + i0), g.lda
 
     run = block(target, T, 1, fill_a, get_packing(target, T, 0, T, "", False))
-    rectangle = _rectangle(target, T)
+    rectangle = find_rectangle(target, T)
 
     def body(a, b, starts, c, reset, work, groups, resets, per_thread, g, tid, nthreads):
         m, n, mode = g.m, g.n, 0
@@ -176,24 +181,6 @@ def segment_gemm_grad(target: Target, T: str) -> Body:
                         to[i * n + j] = 0
 
     return body
-
-
-def _rectangle(target: Target, T: str) -> Inline:
-    """Return an inline function: the part (m0, m1, n0, n1) of a thread in m rows of g.n columns."""
-    width = target.nv * target.lanes(ITEMSIZE[T])
-
-    @inline
-    def find(g, m, tid):
-        mt, nt = g.grid_rows, g.grid_columns
-        tm = udiv(tid, nt)
-        tn = tid - tm * nt
-        rows = udiv(imax(m, 0) + mt - 1, mt)
-        columns = udiv(udiv(g.n + width - 1, width) + nt - 1, nt) * width
-        # Threads beyond the grid have no rows.
-        m0, n0 = imin(tm * rows, imax(m, 0)), imin(tn * columns, g.n)
-        return m0, imin(m0 + rows, imax(m, 0)), n0, imin(n0 + columns, g.n)
-
-    return find
 
 
 # --- shapes

@@ -74,9 +74,11 @@ _TO_DEPTH = {"DCR": (0, 3, 5, 1, 2, 4), "CRD": (0, 1, 3, 5, 2, 4)}
 def _read_block(site: Site) -> tuple[int, str]:
     mode, b = str(site.attrs["mode"]), int(site.attrs["blocksize"])
     if mode not in _TO_SPACE:
-        site.fail(f"mode {mode!r}", ", ".join(_TO_SPACE))
+        site.fail(f"mode is {mode!r}", ", ".join(_TO_SPACE))
     if site.type(0).rank != 4 or b < 1:
-        site.wrong(f"blocks of {b} of a tensor of rank {site.type(0).rank}; expected rank 4")
+        site.wrong(
+            f"blocksize is {b} and input 0 is {site.type(0)}; expected 1 or more, and rank 4"
+        )
     return b, mode
 
 
@@ -124,7 +126,8 @@ def _reverse_infer(site: Site) -> tuple[TensorType, ...]:
     t = site.type(0)
     if {site.attrs["time_axis"], site.attrs["batch_axis"]} != {0, 1}:
         site.fail(
-            f"time_axis {site.attrs['time_axis']}, batch_axis {site.attrs['batch_axis']}", "0 and 1"
+            f"time_axis is {site.attrs['time_axis']} and batch_axis {site.attrs['batch_axis']}",
+            "0 and 1, or 1 and 0",
         )
     if t.rank < 2:
         site.wrong(f"input 0 is {t}; expected rank 2 or more")
@@ -163,7 +166,7 @@ def _center_infer(site: Site) -> tuple[TensorType, ...]:
     normalise_axes(site, axes, t.rank)
     if shape.size != len(axes):
         site.wrong(
-            f"the shape (input 1) has {shape.size} numbers; expected {len(axes)}, one an axis"
+            f"the shape (input 1) has {shape.size} numbers; expected {len(axes)}, one per axis"
         )
     dims = list(t.shape)
     for a, d in zip(axes, shape.reshape(-1), strict=True):
@@ -200,7 +203,9 @@ def _kept(site: Site) -> Array:
     # A condition may be shorter than the axis, but not hold beyond it.
     limit = math.prod(d for d in dims if isinstance(d, int))
     if len(kept) and kept[-1] >= limit and all(isinstance(d, int) for d in dims):
-        site.wrong(f"the condition holds for element {kept[-1]} of {limit}")
+        site.wrong(
+            f"the condition (input 1) is true at {kept[-1]}, but there are only {limit} elements"
+        )
     return kept
 
 
@@ -231,11 +236,18 @@ def _find_geometry(site: Site) -> tuple[list[int], list[int], list[tuple[int, in
     dilations = site.attrs.get("dilations") or [1] * rank
     flat = site.attrs.get("pads") or [0] * 2 * rank
     if not len(block) == len(strides) == len(dilations) == rank or len(flat) != 2 * rank:
-        site.wrong("image, block, strides, dilations and pads differ in rank")
+        site.wrong(
+            f"image, block, strides, dilations and pads have {rank}, {len(block)}, "
+            f"{len(strides)}, {len(dilations)} and {len(flat)} numbers; expected {rank} "
+            f"of each, and {2 * rank} pads"
+        )
     if min(*image, *block, *strides, *dilations, 1) < 1:
-        site.wrong("image, block, strides and dilations are positive")
+        site.wrong(
+            f"image, block, strides and dilations are {image}, {block}, {list(strides)} "
+            f"and {list(dilations)}; expected 1 or more"
+        )
     if max(math.prod(image), math.prod(block), *map(abs, flat), *strides) >= LARGEST:
-        site.wrong(f"an image of {image} in blocks of {block}: more than {LARGEST} places")
+        site.wrong(f"the image {image} in blocks of {block} has {LARGEST} places or more")
     pads = list(zip(flat[:rank], flat[rank:], strict=True))
     places = []
     for d, taps, stride, dilation, pad in zip(image, block, strides, dilations, pads, strict=True):
@@ -285,21 +297,19 @@ def _to_image(nodes: Nodes) -> tuple[str, ...]:
 
 _SIZES = "Concat Gather Shape"  # of shapes that are not known yet
 OPS = (
-    Op(
-        name="DepthToSpace",
-        infer=_to_space_infer,
-        expand=_to_space,
-        attrs={"mode": "DCR"},
-        becomes=f"Div Mul Reshape Transpose {_SIZES}",
-        samples=Samples.FIRST_AXIS,
-    ),
-    Op(
-        name="SpaceToDepth",
-        infer=_to_depth_infer,
-        expand=_to_depth,
-        attrs={"mode": "DCR"},
-        becomes=f"Div Mul Reshape Transpose {_SIZES}",
-        samples=Samples.FIRST_AXIS,
+    *(
+        Op(
+            name=name,
+            infer=shapes,
+            expand=nodes,
+            attrs={"mode": "DCR"},
+            becomes=f"Div Mul Reshape Transpose {_SIZES}",
+            samples=Samples.FIRST_AXIS,
+        )
+        for name, shapes, nodes in (
+            ("DepthToSpace", _to_space_infer, _to_space),
+            ("SpaceToDepth", _to_depth_infer, _to_depth),
+        )
     ),
     Op(
         name="ReverseSequence",

@@ -182,7 +182,7 @@ def _lower(lowering: Lowering) -> None:
     if not rows:
         return
     if not n:
-        lowering.site.wrong("rows of no elements have no mean")
+        lowering.site.wrong(f"input 0 is {x.type}, whose rows have no elements and so no mean")
     T, S = find_stored(x)
     rms = _read_rms(lowering.site)
     # RMS forms have no mean among their outputs.
@@ -255,7 +255,7 @@ def _check_vector(site: Site, i: int, x: TensorType, axis: int) -> None:
             f"input {i} is {t}; expected the shape {list(shape)}, or one that broadcasts to it"
         )
     if t.dtype != x.dtype:
-        site.fail(f"input {i} is {t} beside X of {x.dtype}", "one element type")
+        site.fail(f"input {i} is {t}, but X is {x.dtype}", "one element type")
 
 
 def infer_grad(site: Site) -> tuple[TensorType, ...]:
@@ -393,33 +393,23 @@ OPS = (
         storage=ALIKE,
         grad=_grad_standard,
     ),
-    Op(
-        name="LayerNormalizationGrad",
-        domain=MS,
-        inputs=(5, 5),
-        outputs=3,
-        gradient_of="LayerNormalization",
-        takes=UNREAD,
-        attrs=AXIS,
-        infer=infer_grad,
-        lower=_lower_grad,
-        calls=(layer_norm_grad, channel_sums_join),
-        storage=_ROWS_GRAD,
-        names_all_outputs=True,
-    ),
-    Op(
-        name="SimplifiedLayerNormalizationGrad",
-        domain=MS,
-        inputs=(4, 4),
-        outputs=2,
-        gradient_of="SimplifiedLayerNormalization",
-        takes=UNREAD,
-        attrs=AXIS,
-        infer=infer_grad,
-        lower=_lower_grad,
-        calls=(layer_norm_grad, channel_sums_join),
-        storage=_ROWS_GRAD,
-        names_all_outputs=True,
+    *(
+        Op(
+            name=f"{name}Grad",
+            domain=MS,
+            inputs=(count + 2, count + 2),
+            outputs=count,
+            gradient_of=name,
+            takes=UNREAD,
+            attrs=AXIS,
+            infer=infer_grad,
+            lower=_lower_grad,
+            calls=(layer_norm_grad, channel_sums_join),
+            storage=_ROWS_GRAD,
+            names_all_outputs=True,
+        )
+        # Without a mean there is neither a bias, whose gradient is an output, nor a mean to read.
+        for name, count in (("LayerNormalization", 3), ("SimplifiedLayerNormalization", 2))
     ),
     Op(
         name="StandardizeGrad",

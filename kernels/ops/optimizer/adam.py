@@ -15,21 +15,18 @@ The letters are explained in node.py.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 from engine.base.errors import InputError
-from engine.base.signatures import AT_LEAST_0, BELOW_1
 from engine.kernels.loops.map import MAP_KERNELS
 from engine.kernels.machine.target import Target
 from engine.kernels.ops.optimizer.clipping import square_root
 from engine.kernels.ops.optimizer.method import (
-    FIRST,
-    SECOND,
     SIGNALS,
     Group,
-    Method,
+    Moments,
     OptimizerRule,
     name_betas,
 )
@@ -43,7 +40,6 @@ from engine.kernels.ops.optimizer.update import (
 )
 from engine.kernels.vocabulary.kernel import inline
 from engine.kernels.vocabulary.op import MS, Lowering, Op, Site, TensorType, Update
-from engine.plan.states import State
 
 DECOUPLED, HUGGING_FACE, COUPLED = 0, 1, 2  # forms of Adam; the first two are adam_mode
 LAZY = 4  # added to a form: rows without a gradient are passed over
@@ -61,16 +57,8 @@ SCHEMA = {
 # --- options
 
 
-class _Moments(Method):
-    """An optimizer that keeps a mean of gradients and a mean of their squares."""
-
-    @staticmethod
-    def states(attrs: Mapping[str, Any]) -> tuple[State, ...]:
-        return State(FIRST), State(SECOND)
-
-
 @dataclass(frozen=True)
-class AdamW(_Moments):
+class AdamW(Moments):
     """Adam with decoupled weight decay.
 
     bias_correction: whether to correct the moments for their initial value 0.
@@ -82,7 +70,6 @@ class AdamW(_Moments):
     """
 
     op = "AdamWOptimizer"
-    ranges: ClassVar = {"betas": BELOW_1, "eps": AT_LEAST_0}
 
     bias_correction: bool = True
     betas: tuple[float, float] = (0.9, 0.999)
@@ -117,24 +104,16 @@ class AdamW(_Moments):
 
 
 @dataclass(frozen=True)
-class Adam(_Moments):
+class Adam(Moments):
     """Adam; its weight decay is part of the gradients."""
 
     op = "AdamOptimizer"
-    ranges: ClassVar = {"betas": BELOW_1, "eps": AT_LEAST_0}
 
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     weight_decay: float = 0.0
     clip_grad: float | None = None
     groups: Sequence[Group] = ()
-
-    def attributes(self) -> dict[str, Any]:
-        return {
-            **name_betas(self.betas),
-            "epsilon": float(self.eps),
-            "weight_decay": float(self.weight_decay),
-        }
 
 
 # --- kernels
@@ -184,7 +163,10 @@ def adam(target: Target, T: str, mode: int) -> Formula:
 def _infer_adamw(site: Site) -> tuple[TensorType, ...]:
     mode, unbias = site.attrs["adam_mode"], site.attrs.get("correct_bias", 1)
     if mode not in (0, 1) or (mode == 0 and unbias != 1):
-        site.fail(f"adam_mode {mode}, correct_bias {unbias}", "mode 1, or mode 0 with correction")
+        site.fail(
+            f"adam_mode is {mode} and correct_bias {unbias}",
+            "adam_mode 1, or adam_mode 0 with correct_bias 1",
+        )
     return rule(Update(AdamW.states), SCHEMA)(site)
 
 

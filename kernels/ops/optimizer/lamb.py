@@ -12,21 +12,17 @@ u would have to be.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from engine.base.element_types import ITEMSIZE
-from engine.base.signatures import AT_LEAST_0, BELOW_1
 from engine.kernels.loops.blocks import Blocks
 from engine.kernels.machine.target import Target
 from engine.kernels.ops.optimizer.clipping import cut_runs, square_root
 from engine.kernels.ops.optimizer.method import (
-    FIRST,
-    SECOND,
     Group,
-    Method,
-    name_betas,
+    Moments,
 )
 from engine.kernels.ops.optimizer.node import OptimizerNode, optimizer
 from engine.kernels.ops.optimizer.ranges import (
@@ -53,7 +49,6 @@ from engine.kernels.vocabulary.kernel import (
 )
 from engine.kernels.vocabulary.op import Lowering
 from engine.kernels.vocabulary.row_program import loop
-from engine.plan.states import State
 
 UPDATE = "m * rate / (sqrt(v * whole) + eps) + decay * p"
 
@@ -62,31 +57,19 @@ UPDATE = "m * rate / (sqrt(v * whole) + eps) + decay * p"
 
 
 @dataclass(frozen=True)
-class LAMB(Method):
+class LAMB(Moments):
     """Adam with steps scaled layer by layer, and bias correction (You et al., arXiv 1904.00962).
 
     weight_decay: the factor of the parameters that is added to a step before it is scaled.
     """
 
     op = "LambOptimizer"
-    ranges: ClassVar = {"betas": BELOW_1, "eps": AT_LEAST_0}
 
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-6
     weight_decay: float = 0.0
     clip_grad: float | None = None
     groups: Sequence[Group] = ()
-
-    def attributes(self) -> dict[str, Any]:
-        return {
-            **name_betas(self.betas),
-            "epsilon": float(self.eps),
-            "weight_decay": float(self.weight_decay),
-        }
-
-    @staticmethod
-    def states(attrs: Mapping[str, Any]) -> tuple[State, ...]:
-        return State(FIRST), State(SECOND)
 
 
 # --- kernels
@@ -151,6 +134,8 @@ def lamb_moments(target: Target, T: str) -> Body:
                     pp, uu = run(
                         p, g, m, v, k, rate, whole, a, 1.0 - a, b, 1.0 - b, eps, call.decay, m, v, n
                     )
+                    # A sum for each run, not for each thread: the norm is then the same, to the
+                    # last bit, for any number of threads.
                     call.sums[2 * (at + c)] = pp
                     call.sums[2 * (at + c) + 1] = uu
                 at += own
@@ -178,6 +163,8 @@ def lamb_apply(target: Target, T: str) -> Body:
             for r in range(call.count):
                 low, high, own = within(call.ranges, r, at, first, last)
                 if low < high:
+                    # Each thread adds up all runs of the tensor, in one order, which saves
+                    # a meeting of the threads.
                     pp = 0.0
                     uu = 0.0
                     for c in range(at, at + own):

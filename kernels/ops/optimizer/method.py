@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from engine.base.signatures import AT_LEAST_0, Range, check_arguments
+from engine.base.signatures import AT_LEAST_0, BELOW_1, Range, check_arguments
 from engine.kernels.vocabulary.op import OURS
 from engine.plan.states import State
 
@@ -98,3 +98,23 @@ def name_betas(given: tuple[float, float]) -> dict[str, float]:
     """Return the attributes alpha and beta."""
     alpha, beta = given
     return {"alpha": float(alpha), "beta": float(beta)}
+
+
+class Moments(Method):
+    """Base of optimizers that keep a mean of gradients and a mean of their squares."""
+
+    ranges: ClassVar = {"betas": BELOW_1, "eps": AT_LEAST_0}
+    betas: tuple[float, float]
+    eps: float
+    weight_decay: float
+
+    def attributes(self) -> dict[str, Any]:
+        return {
+            **name_betas(self.betas),
+            "epsilon": float(self.eps),
+            "weight_decay": float(self.weight_decay),
+        }
+
+    @staticmethod
+    def states(attrs: Mapping[str, Any]) -> tuple[State, ...]:
+        return State(FIRST), State(SECOND)
