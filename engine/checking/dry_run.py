@@ -364,10 +364,10 @@ def _list_variants(subject: Subject, opened: Opened, shapes: Shapes) -> Iterator
             half = [name for layer in rest for name in layer]
             title = f"train the last {len(rest)} of {len(groups)} layers"
             yield title, partial(_train_only, subject, half, shapes)
-        yield "train the last layer alone", partial(_train_only, subject, groups[-1], shapes)
+        yield "train only the last layer", partial(_train_only, subject, groups[-1], shapes)
     small = [name for name in subject.trained if len(subject.parameters[name][1]) < 2]
     if small and len(small) < len(subject.trained):
-        yield "train biases and norms alone", partial(_train_only, subject, small, shapes)
+        yield "train only biases and norms", partial(_train_only, subject, small, shapes)
     if opened.update is not None and opened.update.lay_out_states().nbytes:
         yield "SGD as the optimizer", partial(_use_plain_sgd, subject, shapes)
 

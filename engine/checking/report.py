@@ -209,7 +209,9 @@ class Check:
         if self.status == "trains":
             return f"trains within {bound}"
         least = (
-            "" if self.least is None else f"; {format_bytes(self.least)} is the least that would do"
+            ""
+            if self.least is None
+            else f"; the smallest possible budget is {format_bytes(self.least)}"
         )
         return f"does not fit {bound}{least}"
 
@@ -219,28 +221,27 @@ class Check:
         if found.parts is not None and found.process is not None:
             rest = {n: b for n, b in found.parts.items() if not n.startswith("region ")}
             told = ", ".join(f"{name} {format_bytes(n)}" for name, n in rest.items())
-            yield f"memory, process  {format_bytes(found.process)}: the same and {told}"
+            yield f"memory, process  {format_bytes(found.process)}: planned, and {told}"
         if self.first is not None and self.cold is not None:
             yield (
-                f"  {format_bytes(self.first)} where its plans are made, "
-                f"{format_bytes(self.cold)} where "
-                "kernels are compiled, too"
+                f"  {format_bytes(self.first)} in a process that makes the plans, "
+                f"{format_bytes(self.cold)} in one that also compiles the kernels"
             )
         if self.halves is not None:
             yield from self.halves.list_lines()
         flops, speed = self.machine
         yield (
-            f"time of a step   {format_seconds(found.seconds)} on {self.threads} threads, by "
+            f"time of a step   {format_seconds(found.seconds)} on {self.threads} threads, at "
             f"{flops / 1e9:.3g} GFLOP/s and {speed / 1e9:.3g} GB/s; kernels {self.kernels}"
         )
         if self.unsure:
             yield (
-                "  unsure: the machine was busy while its speed was measured, and runs differed; a "
-                "step may take less"
+                "  uncertain: the machine was busy while its speed was measured; a step may take "
+                "less time"
             )
 
     def _list_table_rows(self) -> Iterator[str]:
-        rows = [("what would take less", "planned", "process", "step")]
+        rows = [("to need less", "planned", "process", "step")]
         for each in self.suggestions:
             figures = each.figures
             process = "" if figures.process is None else format_bytes(figures.process)

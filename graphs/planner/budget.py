@@ -437,7 +437,7 @@ def explain_too_little(plan: Plan, least: int, budget: int) -> BudgetError:
     """Return the error that no plan fits in a budget, with the values that take the memory."""
     regions = ", ".join(f"{name} {format_bytes(size)}" for name, size in plan.regions if size)
     return BudgetError(
-        f"{plan.name}: a budget of {budget} bytes is too small; the smallest that is enough is "
+        f"{plan.name}: a budget of {budget} bytes is too small; the smallest possible budget is "
         f"{least} bytes: {regions}{plan.describe_fullest()}",
         least,
     )

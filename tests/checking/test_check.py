@@ -73,7 +73,7 @@ def test_variants_have_figures_of_their_own_plans(artifacts: Path) -> None:
     sgd, all_of_it = by_change["SGD as the optimizer"].regions, checked.figures.regions
     assert sgd["state"] == all_of_it["state"] // 2  # onnxruntime's keeps a moment
     assert sgd["param"] == all_of_it["param"]
-    last = by_change["train the last layer alone"].regions
+    last = by_change["train only the last layer"].regions
     assert last["state"] == 2 * (20032 + 64)  # 10 rows of 500 weights, 10 biases, both aligned
     assert "grad" not in all_of_it  # the step is one plan
     assert by_change["a batch of 8 instead of 16"].seconds < checked.figures.seconds
@@ -230,11 +230,11 @@ def test_a_budget_is_kept_or_the_least_is_told(artifacts: Path) -> None:
     assert small.status == "does not fit"
     assert small.figures is not None
     assert small.least == small.figures.nbytes <= most
-    assert f"the smallest that is enough is {small.least} bytes" in small.why
-    assert f"{format_bytes(small.least)} is the least that would do" in str(small)
+    assert f"the smallest possible budget is {small.least} bytes" in small.why
+    assert f"the smallest possible budget is {format_bytes(small.least)}" in str(small)
     trainer = Trainer(artifacts, threads=2, memory_budget=2_500_000)
     batch = np.zeros((16, 784), np.float32), np.zeros(16, np.int64)
-    with pytest.raises(BudgetError, match=r"would fit.* train the last layer alone .*KiB") as told:
+    with pytest.raises(BudgetError, match=r"would fit.* train only the last layer .*KiB") as told:
         trainer.step(*batch)
     # The trainer may also compute the batch in parts, whose products of few rows need no scratch.
     assert told.value.least <= small.least

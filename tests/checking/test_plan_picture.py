@@ -86,7 +86,7 @@ def test_within_a_budget_one_ladder_is_made(
     path = tmp_path / "plan.html"
     words = ["plan", str(MLP), "--batch", "64", "--budget"]
     assert cli.main([*words, "10kB"]) == 1
-    least = re.search(r"smallest that is enough is (\d+) bytes", capsys.readouterr().err)
+    least = re.search(r"smallest possible budget is (\d+) bytes", capsys.readouterr().err)
     assert least is not None
     ladders.clear()
     variants.clear()

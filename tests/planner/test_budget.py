@@ -197,7 +197,7 @@ def budgets(one: Trained | Drawn) -> int:
 
     More is never slower, less has never a higher peak, and results are equal to the last bit.
     """
-    with pytest.raises(BudgetError, match="the smallest that is enough") as refused:
+    with pytest.raises(BudgetError, match="the smallest possible budget") as refused:
         one.plan(1)
     least, most = refused.value.least, one.free.nbytes
     assert least <= most

@@ -111,7 +111,7 @@ def test_a_file_takes_options_and_prints_json(
     told = json.loads(call(capsys, home / "model.onnx", *words))
     assert told["left"] == [{"name": "fc", "op": "Gemm", "reason": "kept by a pattern"}]
     assert told["samples"] == 30
-    assert "that it is calibrated with" in told["measured"]
+    assert "the calibration data" in told["measured"]
     assert set(told["metrics"]) == {"accuracy"}
     assert told["decibels"] > 15
     points = [t for t in onnx.load(tmp_path / "q.onnx").graph.initializer
@@ -131,7 +131,7 @@ def test_rows_of_a_table_have_no_accuracy(
     assert cli.main(["train", *map(str, words)]) == 0
     capsys.readouterr()
     text = call(capsys, tmp_path / "run", "-o", tmp_path / "q.onnx")  # the data of the run
-    assert f"of {tmp_path / 'rows.csv'} (that it is calibrated with)" in text
+    assert f"of {tmp_path / 'rows.csv'} (the calibration data)" in text
     assert "mae          float " in text
 
 

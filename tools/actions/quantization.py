@@ -107,7 +107,7 @@ def quantise_file(
     sessions = [Session(str(path), threads=options.threads) for path in (model, out)]
     measured, decibels = measure_models(sessions, held_out, size, metrics)
     values = {name: (before, after) for name, (before, after) in measured.items()}
-    told = f"{settled.path} (that it is calibrated with)" if validation is None else validation
+    told = f"{settled.path} (the calibration data)" if validation is None else validation
     return Outcome(made, told, len(held_out), values, decibels)
 
 

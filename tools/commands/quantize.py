@@ -90,5 +90,5 @@ def command(
     options.echo(f"measured with {outcome.samples:,} samples of {outcome.measured}:")
     for name, (before, after) in outcome.metrics.items():
         options.echo(f"  {name:12s} float {before:.6g}, quantised {after:.6g}")
-    options.echo(f"  the output is {outcome.decibels:.1f} dB above its change")
+    options.echo(f"  signal-to-noise ratio of the output: {outcome.decibels:.1f} dB")
     options.echo(f"{out}: {out.stat().st_size:,} bytes")
