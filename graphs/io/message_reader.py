@@ -108,7 +108,9 @@ class MessageReader:
             ("initializer", proto.initializer), ("input", proto.input), ("output", proto.output)
         ):  # fmt: skip
             if any(not v.name for v in values):
-                raise ModelError(f"{self.source}: an {what} of {out.name!r} has no name")
+                raise ModelError(
+                    f"{self.source}: an {what} of {out.name!r} has no name; expected one"
+                )
         for t in proto.initializer:
             if t.name in out.initializers:
                 raise ModelError(f"{self.source}: two initializers are named {t.name!r}")

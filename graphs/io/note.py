@@ -71,7 +71,10 @@ class Note:
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ModelError(f"{where}: the note of its adapters is damaged: {error!r}") from None
         if note.rank < 1:
-            raise ModelError(f"{where}: the note of its adapters has a rank of {note.rank}")
+            raise ModelError(
+                f"{where}: the note about its adapters gives the rank {note.rank}; "
+                "expected 1 or more"
+            )
         lost = [name for name in note.list_parameters() if name not in values]
         if lost:
             raise ModelError(f"{where}: the adapter's parameter {lost[0]!r} is missing")

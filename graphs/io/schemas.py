@@ -162,10 +162,10 @@ def check_node(proto: NodeProto, node: Node, opsets: Mapping[str, int], source: 
     elif (counts := _find_counts(node.op, node.domain)) is not None:
         _check_operands(node, counts, where)
     if not any(node.outputs):
-        raise ModelError(f"{where}: no output; expected one at least")
+        raise ModelError(f"{where}: the node has no output; expected at least one")
     declared = list_ops().get((node.domain, node.op))
     if declared is not None and declared.internal:
-        raise UnsupportedOpError(f"{where}: an operator that only the planner makes")
+        raise UnsupportedOpError(f"{where}: only the planner makes this operator")
     known = _find_attributes(node.op, node.domain, schema)
     if known is not None:
         _check_attributes(proto, known, where)
@@ -199,10 +199,12 @@ def _check_body(proto: NodeProto, node: Node, body: GraphProto, where: str) -> N
             )
         makes = max(len(node.outputs), takes - scanned)
     if inputs != takes:
-        raise ModelError(f"{where}: a body of {inputs} inputs; expected {takes}")
+        raise ModelError(f"{where}: the body has {inputs} inputs; expected {takes}")
     if len(body.output) < makes or (node.op == "If" and len(body.output) > makes):
         more = "" if node.op == "If" else " or more"
-        raise ModelError(f"{where}: a body of {len(body.output)} outputs; expected {makes}{more}")
+        raise ModelError(
+            f"{where}: the body has {len(body.output)} outputs; expected {makes}{more}"
+        )
 
 
 def _find_counts(op: str, domain: str) -> Schema | None:

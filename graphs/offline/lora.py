@@ -237,7 +237,7 @@ def _find(layers: LinearLayers, patterns: Sequence[str], paths: Paths) -> list[N
         hits = {node for _, node, *_ in rows if any(map(search, names[node]))}
         if not hits:
             raise NameNotFoundError(
-                f"lora: {pattern!r} is found in none of the {len(rows)} layers with weights: "
+                f"lora: {pattern!r} matches none of the {len(rows)} layers with weights: "
                 f"{_list_near(pattern, [name for name, *_ in rows])}"
             )
         chosen |= hits

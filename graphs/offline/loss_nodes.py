@@ -27,7 +27,7 @@ class LossNodes:
         self.graph, self.names = graph, Names(graph)
 
     def find_type(self, name: str) -> TensorType:
-        """Return the type of a value that a loss is taken of.
+        """Return the type of a value that a loss is computed on.
 
         Raises:
             ModelError: there is no such value, or its type is not known.
@@ -36,10 +36,13 @@ class LossNodes:
         graph = self.graph
         t = graph.types.get(name) or graph.inputs.get(name)
         if t is None:
-            raise ModelError(f"{graph.name}: no value {name!r} with a known type to take a loss of")
+            raise ModelError(
+                f"{graph.name}: the loss needs the value {name!r}, which the model lacks, or whose "
+                "type is not known"
+            )
         if t.dtype not in FLOATS:
             raise DTypeError(
-                f"{graph.name}: the loss is taken of {name!r}, {t}; expected f32 or f64"
+                f"{graph.name}: the loss is computed on {name!r}, which is {t}; expected f32 or f64"
             )
         return t
 

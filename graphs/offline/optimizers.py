@@ -254,7 +254,9 @@ def guard(graph: Graph) -> None:
     names, nodes = Names(graph), list_updates(graph)
     before = {"".join(node.inputs[_signal_place(graph, node) :][:1]) for node in nodes}
     if len(before) > 1:
-        raise ModelError(f"the optimizer model has updates with several signals: {sorted(before)}")
+        raise ModelError(
+            f"the optimizer model's updates read several signals: {sorted(before)}; expected one"
+        )
     finite, title = names.take_fresh("gradients_are_finite"), names.take_fresh("GradientSignal")
     inputs = (before.pop(), *list_inputs(graph, "gradients"))
     signal = Node("GradientSignal", inputs, (finite,), {}, OURS, title)
@@ -321,7 +323,7 @@ def list_states(graph: Graph, kinds: Mapping[str, str]) -> tuple[State, ...]:
     missing = [n for n in fixed if n not in graph.inputs]
     if missing:
         raise ModelError(
-            f"the optimizer model has inputs {sorted(graph.inputs)}, expected also {missing}"
+            f"the optimizer model lacks the inputs {missing}; it has {sorted(graph.inputs)}"
         )
     _check_parts(nodes, kinds)
     others = [n for n in graph.inputs if n not in fixed]
@@ -385,8 +387,8 @@ def _check_rules(
         touched = sorted((set(node.list_reads()) & set(graph.inputs)) - gradients)
         if touched and node not in nodes:
             raise ModelError(
-                f"the optimizer model: {node.op} {node.name!r} reads {touched}; expected that "
-                "only optimizer nodes do, and others gradients alone"
+                f"the optimizer model: {node.op} {node.name!r} reads {touched}; expected only "
+                "gradients, as it is not an optimizer node"
             )
     flat, size = graph.copy(), (1,)  # as in plans, for a parameter of one element
     for dtype, end in list_endings(kinds).items():
@@ -400,8 +402,8 @@ def _check_parts(nodes: Sequence[Node], kinds: Mapping[str, str]) -> None:
     lists = [n.attrs.get("parameters") for n in nodes]
     if len(nodes) > 1 and not all(lists):
         raise ModelError(
-            f"the optimizer model has {len(nodes)} optimizer nodes: exactly one, or one a group "
-            "that lists its `parameters`, is supported"
+            f"the optimizer model has {len(nodes)} optimizer nodes; supported: one, or one per "
+            "group, which lists its `parameters`"
         )
     types = {end: dtype for dtype, end in list_endings(kinds).items()}
     for node, names in zip(nodes, lists, strict=True):
@@ -409,7 +411,7 @@ def _check_parts(nodes: Sequence[Node], kinds: Mapping[str, str]) -> None:
         wrong = sorted(n for n in names or kinds if kinds.get(n, dtype) != dtype)
         if wrong:
             raise ModelError(
-                f"{node.op} {node.name!r} updates parameters of {dtype} and names others: {wrong}"
+                f"{node.op} {node.name!r} updates parameters of {dtype}, but lists others: {wrong}"
             )
     if not any(lists):
         return
@@ -420,7 +422,7 @@ def _check_parts(nodes: Sequence[Node], kinds: Mapping[str, str]) -> None:
     for what, names in (
         ("more than once", twice),
         ("that are not trained", strange),
-        ("never, of those that are trained", missing),
+        ("too few times (trained, but not updated)", missing),
     ):
         if names:
             raise ModelError(f"the optimizer model updates parameters {what}: {names}")
@@ -441,16 +443,19 @@ def _check_inputs(graph: Graph, node: Node, names: Sequence[str]) -> list[State]
     for want, got in zip(wanted, node.inputs, strict=False):
         # gradients may have been clipped on the way
         if got != want and (want != gradients or not got or got in graph.inputs):
-            raise ModelError(f"{node.op} {node.name!r} reads {got!r} in the place of {want!r}")
+            raise ModelError(f"{node.op} {node.name!r} reads {got!r}; expected {want!r}")
     rows = update.states({**op.attrs, **node.attrs})
     kept = node.inputs[len(wanted) : len(wanted) + len(rows)]
     known = [name + end for name in names]
     if any(n not in known for n in kept) or len(set(kept)) < len(kept):
         raise ModelError(
-            f"{node.op} {node.name!r} keeps its state in {list(kept)}; expected of {known}"
+            f"{node.op} {node.name!r} keeps its state in {list(kept)}; expected different "
+            f"inputs of {known}"
         )
     if not node.outputs or not node.outputs[0]:
-        raise ModelError(f"{node.op} {node.name!r} has no output that says it has run")
+        raise ModelError(
+            f"{node.op} {node.name!r} lacks its first output, which tells whether it has run"
+        )
     titles = [name.removesuffix(end) for name in kept]
     return [replace(row, name=name) for row, name in zip(rows, titles, strict=False)]
 

@@ -299,8 +299,8 @@ def refuse_readers(node: Node, names: Sequence[str], read: Set[str]) -> None:
     used = [o for o in names if o in read]
     if used:
         raise ModelError(
-            f"BatchNormalization {node.name!r}: {used} are read, which are not computed "
-            f"in this mode"
+            f"BatchNormalization {node.name!r}: {used} are read, but the node computes "
+            "them only in training mode"
         )
 
 

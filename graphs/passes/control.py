@@ -127,7 +127,10 @@ def _inline_if(to: Unrolling) -> list[str]:
     outputs = []
     for output, a, b in zip(node.outputs, *made, strict=True):
         if a in to.lists or b in to.lists:
-            to.fail(f"output {output!r} is a sequence, the condition {condition!r} not known")
+            to.fail(
+                f"output {output!r} is a sequence, and the condition {condition!r} is not known",
+                "sequences where the condition is constant",
+            )
         try:
             fits = to.find_type(a) == to.find_type(b)
             difference = f"it is {to.find_type(a)} of one branch and {to.find_type(b)} of the other"
@@ -151,7 +154,10 @@ def _unroll_loop(to: Unrolling) -> list[str]:
     weights, passed = to.add_weights(body), condition or to.add_constant(True, "b1")
     if not condition or to.require_scalar(condition, "the condition"):
         if count is None and _passes_condition(body):
-            to.fail("no trip count, and a condition that never changes", "loops that end")
+            to.fail(
+                "the loop never ends: it has no trip count, and its condition never changes",
+                "loops that end",
+            )
         to.check_room(_count_nodes_of_loop(body, 1 if count is None else count, to.get_value))
     first = 1 + len(carried)
     scans: list[list[str]] = [[] for _ in body.graph.outputs[first:]]
@@ -174,7 +180,7 @@ def _scan(to: Unrolling) -> list[str]:
     node, body = to.node, to.node.attrs["body"]
     count = int(node.attrs["num_scan_inputs"])
     if not 1 <= count <= len(node.inputs):
-        to.fail(f"num_scan_inputs {count} of {len(node.inputs)} inputs")
+        to.fail(f"num_scan_inputs is {count}", f"1 to {len(node.inputs)}, the number of inputs")
     to.check_outputs(body, len(node.inputs) - count)
     states, sequences = list(node.inputs[:-count]), node.inputs[-count:]
     n = len(states)
@@ -183,7 +189,7 @@ def _scan(to: Unrolling) -> list[str]:
     def list_settings(name: str, count: int) -> list[int]:
         values = list(node.attrs.get(name) or [0] * count)
         if len(values) != count:
-            to.fail(f"{name} {values}", f"{count} of them")
+            to.fail(f"{name} is {values}", f"{count} numbers")
         return values
 
     lengths = [
@@ -205,7 +211,7 @@ def _scan(to: Unrolling) -> list[str]:
         )
     ]
     if len({len(p) for p in parts}) > 1:
-        to.fail(f"sequences of lengths {[len(p) for p in parts]}", "equal lengths")
+        to.fail(f"the scanned inputs have the lengths {[len(p) for p in parts]}", "equal lengths")
     weights = to.add_weights(body)
     ended: list[list[str]] = [[] for _ in ends]
     for elements in zip(*parts, strict=True):

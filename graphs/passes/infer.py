@@ -106,7 +106,8 @@ def find_sizes(
             )
         if len(shape) != declared.rank:
             raise ShapeError(
-                f"input {name!r}: shape {list(shape)} of rank {len(shape)}; expected {declared}"
+                f"input {name!r}: the shape {list(shape)} has rank {len(shape)}; expected "
+                f"{declared}"
             )
         for axis, (want, size) in enumerate(zip(declared.shape, shape, strict=True)):
             if isinstance(want, str):
@@ -121,7 +122,7 @@ def find_sizes(
                     f"input {name!r}: dimension {axis} is {size}; expected {want} ({declared})"
                 )
             if size < 0:
-                raise ShapeError(f"input {name!r}: dimension {axis} is {size}")
+                raise ShapeError(f"input {name!r}: dimension {axis} is {size}; expected 0 or more")
     sizes = {symbol: value for symbol, (value, _) in known.items()}
     for symbol, (size, giver) in known.items():
         follows = evaluate(symbol, {s: n for s, n in sizes.items() if s != symbol})
@@ -207,7 +208,10 @@ def _infer(graph: Graph, answers: Answers[NodeResults]) -> Inferred:
             rename(concrete, sizes)
             for name, t in concrete.inputs.items():
                 if any(isinstance(d, int) and d < 0 for d in t.shape):
-                    raise ShapeError(f"{graph.name}: the input {name!r} would be {t}")
+                    raise ShapeError(
+                        f"{graph.name}: the input {name!r} would be {t}; expected sizes "
+                        "of 0 or more"
+                    )
             return _InferenceWalk(concrete, answers).run()
 
         return walk
@@ -306,10 +310,10 @@ class _InferenceWalk:
         ):
             types = _infer_op(op, site)
         if len(types) < len(node.outputs):
-            site.fail(f"{len(node.outputs)} outputs", f"{len(types)}")
+            site.fail(f"the node has {len(node.outputs)} outputs", f"up to {len(types)}")
         highest = max((t.rank for t in types), default=0)
         if highest > MAX_RANK:
-            site.fail(f"{highest} dimensions", f"up to {MAX_RANK}")
+            site.fail(f"an output has {highest} dimensions", f"up to {MAX_RANK}")
         types = self.make_own_symbols(site, types)
         if self.settled and not all(isinstance(d, int) for t in types for d in t.shape):
             self.refuse_unknown(node, site)
@@ -421,10 +425,16 @@ def _infer_op(op: Op, site: Site) -> tuple[TensorType, ...]:
         kinds = [t.dtype if t else "" for t in site.ins]
         formula = site.formula()
         if misfit := formula.explain_misfit(kinds) or _find_signed(formula, kinds):
-            site.fail(misfit, "functions of reals, logic of b1, bits of integers, the rest of all")
+            site.fail(
+                misfit,
+                "real functions of floats, logic of b1, bit operations of integers, all "
+                "other functions of numbers",
+            )
     for t in types:
         if any(isinstance(d, int) and d < 0 for d in t.shape):
-            site.wrong(f"an output of the shape {list(t.shape)}")
+            site.wrong(
+                f"an output would have the shape {list(t.shape)}; expected sizes of 0 or more"
+            )
     return types
 
 

@@ -50,7 +50,7 @@ def _find_position(to: Unrolling, i: int, count: int) -> int:
     """
     at = int(to.require_scalar(to.node.inputs[i], "the position"))
     if not -count <= at < count:
-        to.fail(f"position {at} of {count}")
+        to.fail(f"the position is {at}", f"{-count} to {count - 1} in a sequence of {count}")
     return at % count
 
 
@@ -60,7 +60,7 @@ def _insert(to: Unrolling) -> list[str]:
     if len(to.node.inputs) > 2:
         at = int(to.require_scalar(to.node.inputs[2], "the position"))
         if not -count <= at <= count:
-            to.fail(f"position {at} to insert among {count}")
+            to.fail(f"the position is {at}", f"{-count} to {count} in a sequence of {count}")
         at += count if at < 0 else 0
     if at == count == len(shared):  # as loops do, whose sequences would be copied at each trip
         shared.append(new)
@@ -92,11 +92,14 @@ def _split_sequence(to: Unrolling) -> list[str]:
         return _note_list(to, parts)
     sizes, t = to.require_value(to.node.inputs[1], "the split"), to.find_type(x)
     if not -t.rank <= axis < t.rank or sizes.ndim > 1 or np.any(sizes < 1):
-        to.fail(f"axis {axis} of {x!r}, {t}, in parts of {sizes.tolist()}", "a list of sizes")
+        to.fail(
+            f"axis {axis} of {x!r}, {t}, is split into parts of {sizes.tolist()}",
+            "an axis that it has, and sizes of 1 or more",
+        )
     length = t.shape[axis]
     if sizes.ndim == 0:
         if not isinstance(length, int):
-            to.fail(f"axis {axis} of {x!r} is split", "sizes known before lowering")
+            to.fail(f"axis {axis} of {x!r}, {t}, has no fixed size", "sizes known before lowering")
         whole, rest = divmod(length, int(sizes))
         to.check_room(whole)
         sizes = np.array([int(sizes)] * whole + [rest] * (rest > 0))

@@ -92,7 +92,9 @@ class Unrolling:
         """Append the nodes that replace `self.node`, and nodes that name their results."""
         made, outputs = form.rule(self), self.node.outputs
         if len(made) < len(outputs):
-            self.fail(f"{len(outputs)} outputs", f"{len(made)}, as its body makes")
+            self.fail(
+                f"the node has {len(outputs)} outputs", f"{len(made)}, which its body computes"
+            )
         for name, output in zip(made, outputs, strict=False):
             if output and name in self.lists:
                 self.lists[output] = self.lists[name]
@@ -153,7 +155,7 @@ class Unrolling:
         inputs: names in the graph of the values that the body reads as its inputs.
         """
         if len(inputs) != len(body.graph.inputs):
-            self.fail(f"a body of {len(body.graph.inputs)} inputs", f"{len(inputs)} of them")
+            self.fail(f"the body has {len(body.graph.inputs)} inputs", f"{len(inputs)}")
         known = dict(zip(body.inner, body.captured, strict=True)) | dict(weights)
         known |= zip(body.graph.inputs, inputs, strict=True)
         title = self.title()
@@ -190,7 +192,7 @@ class Unrolling:
         """
         array = self.require_value(name, what)
         if array.size != 1:
-            self.fail(f"{what} {name!r} of shape {list(array.shape)}", "one element")
+            self.fail(f"{what} {name!r} has the shape {list(array.shape)}", "one element")
         return array.reshape(()).item()
 
     def refuse_unknown(self, name: str, text: str) -> NoReturn:
@@ -223,7 +225,7 @@ class Unrolling:
         if name in self.lists:
             self.fail(f"{name!r} is a sequence", "tensors")
         if not name:
-            self.fail("an input that is left out", "tensors")
+            self.fail("an input is left out", "tensors")
         name = self.same.get(name, name)
         return self.kinds[name] if name in self.kinds else self.infer_value(name).types[name]
 
@@ -277,7 +279,7 @@ class Unrolling:
         made = len(body.graph.outputs)
         if made < least or (most is not None and made > most):
             expected = f"{least}" if least == most else f"{least} or more"
-            self.fail(f"a body of {made} outputs", expected)
+            self.fail(f"the body has {made} outputs", expected)
 
     def where(self, node: Node | None = None) -> str:
         """Return the name of a node in messages, by default of the node that is being replaced."""
@@ -294,10 +296,13 @@ class Unrolling:
         """Split a tensor into its slices along an axis; the slices do not have that axis."""
         t = self.find_type(x)
         if not -t.rank <= axis < t.rank:
-            self.fail(f"axis {axis} of {x!r}, {t}")
+            self.fail(f"the axis is {axis}, but {x!r} is {t}", f"{-t.rank} to {t.rank - 1}")
         length, at = t.shape[axis], self.add_constant([axis])
         if not isinstance(length, int):
-            self.fail(f"axis {axis} of {x!r}, {t}, is unrolled", "sizes known before lowering")
+            self.fail(
+                f"axis {axis} of {x!r}, {t}, has no fixed size to unroll",
+                "sizes known before lowering",
+            )
         self.check_room(length)
         if length < 2:
             return self.op("Squeeze", x, at) if length else []
@@ -320,7 +325,10 @@ class Unrolling:
         name = body.graph.outputs[k]
         t = body.graph.types.get(name)
         if t is None or not all(isinstance(d, int) for d in t.shape):
-            self.fail(f"no trip, and {name!r} has no shape in its body")
+            self.fail(
+                f"the loop runs 0 times, and {name!r} has no fixed shape in its body",
+                "outputs of known shape",
+            )
         shape = list(t.dims)
         shape.insert(axis % (t.rank + 1), 0)
         return self.add_constant(np.zeros(shape), t.dtype)

@@ -119,7 +119,9 @@ class DraftCall:
             return self
         consts = tuple(map(sizes.value, self.consts))
         if not all(-(1 << 63) <= c < 1 << 63 for c in consts if isinstance(c, int)):
-            raise UnsupportedOpError(f"{self.source}: sizes that exceed 64 bits: {list(consts)}")
+            raise UnsupportedOpError(
+                f"{self.source}: sizes are too large: {list(consts)}; supported: sizes of 64 bits"
+            )
         return replace(self, consts=consts)
 
     def list_touched(self, modes: str) -> set[str]:

@@ -126,8 +126,8 @@ class _NodeLowering:
         args, consts, inplace = self._order_operands(spec, operands, may_alias, updates, named)
         if spec.template != maps.map.name and spec.params[0] in HALVES:
             self.site.fail(
-                f"element type {spec.params[0]}",
-                "f32, f64; of f16 what is elementwise or moves data",
+                f"the node would compute in {spec.params[0]}",
+                "f32, f64; elementwise nodes and nodes that move data also in 16 bits",
             )
         resolved = []
         if len(args) != len(takes):
@@ -149,7 +149,7 @@ class _NodeLowering:
                 )
             resolved.append((mode, root))
         if not all(-(1 << 63) <= c < 1 << 63 for c in consts if type(c) is int):
-            self.site.fail(f"sizes that exceed 64 bits: {list(consts)}")
+            self.site.fail(f"sizes are too large: {list(consts)}", "sizes of 64 bits")
         self._check_reach(spec, [operand for _, operand in args], consts)
         self.piece.calls.append(
             DraftCall(
@@ -269,7 +269,9 @@ class DraftSource:
         """
         for name, t in types.items():
             if t.dtype not in ITEMSIZE and not t.dtype.startswith("seq"):
-                raise DTypeError(f"{graph.name}: {name!r} has element type {t.dtype}")
+                raise DTypeError(
+                    f"{graph.name}: {name!r} is {t}; no kernel supports this element type"
+                )
             if name in (FAULT, NOISE):
                 raise ModelError(
                     f"{graph.name}: {name!r} is the name of an input that the runtime fills; "
@@ -441,7 +443,9 @@ class DraftSource:
         """Run the lowering rule of a node."""
         site = make_site(self.graph, node, self.types, self.constants)
         if op.lower is None:
-            site.fail("has no kernel on this path", "values known before lowering")
+            site.fail(
+                "no kernel computes this operator", "inputs whose values are known before lowering"
+            )
         with (
             naming_sources(self.graph, node, self.constants),
             run_rule(op, "the lowering", site, node),

@@ -188,7 +188,9 @@ def lower_formulas(
     )
     if isinstance(call, int):
         operand = ins[call]
-        lowering.site.fail(f"operand {operand.name} {operand.type} is stored in another order")
+        lowering.site.fail(
+            f"operand {operand.name!r}, {operand.type}, is stored in another order than the result"
+        )
     operands: list[Any] = [("r", x) for x in ins] + [("w", o) for o in outs]
     lowering.call(map(*call.params), operands=operands, may_alias=call.may_alias, g=call.words)
 

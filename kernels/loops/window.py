@@ -68,13 +68,16 @@ def resolve(site: Site, i: int, size: int, taps: int) -> Axis:
         pad = total // 2 if mode == "SAME_UPPER" else total - total // 2
         return Axis(size, out, taps, stride, dilation, pad, total - pad)
     if mode not in ("NOTSET", "VALID"):
-        site.fail(f"auto_pad {mode!r}", "NOTSET, VALID, SAME_UPPER, SAME_LOWER")
+        site.fail(f"auto_pad is {mode!r}", "NOTSET, VALID, SAME_UPPER, SAME_LOWER")
     pad, end = _read_pads(site, i) if mode == "NOTSET" else (0, 0)
     room = size + pad + end - reach
     if site.attrs.get("ceil_mode") and -stride < room < 0:  # one window, of what there is
         return Axis(size, 1, (size + pad + end - 1) // dilation + 1, stride, dilation, pad, end)
     if room < 0:
-        site.wrong(f"a window of {reach} on spatial axis {i} of {size} + padding {pad} + {end}")
+        site.wrong(
+            f"the window covers {reach} elements, but spatial axis {i} has {size}, and "
+            f"{size + pad + end} with padding"
+        )
     out = room // stride + 1
     # A last window that holds less than a whole stride counts, unless it starts in the end padding.
     if site.attrs.get("ceil_mode") and room % stride and out * stride < size + pad:
@@ -131,7 +134,7 @@ def _transpose_axis(site: Site, i: int, rank: int, out: int, taps: int) -> Axis:
     extra, given = site.attrs.get("output_padding"), site.attrs.get("output_shape")
     mode = site.attrs.get("auto_pad") or "NOTSET"
     if mode not in ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER"):
-        site.fail(f"auto_pad {mode!r}", "NOTSET, VALID, SAME_UPPER, SAME_LOWER")
+        site.fail(f"auto_pad is {mode!r}", "NOTSET, VALID, SAME_UPPER, SAME_LOWER")
     whole = (out - 1) * stride + (taps - 1) * dilation + 1 + (int(extra[i]) if extra else 0)
     if given or mode.startswith("SAME"):
         size = int(given[i + len(given) - rank]) if given else out * stride
@@ -141,7 +144,9 @@ def _transpose_axis(site: Site, i: int, rank: int, out: int, taps: int) -> Axis:
     pad, end = _read_pads(site, i) if mode == "NOTSET" else (0, 0)
     size = whole - pad - end
     if size < 0:
-        site.wrong(f"padding {pad} + {end} of spatial axis {i}, which has {whole} outputs")
+        site.wrong(
+            f"pads {pad} and {end} cut off more than the {whole} outputs of spatial axis {i}"
+        )
     return Axis(size, out, taps, stride, dilation, pad, end)
 
 
@@ -182,17 +187,22 @@ def read_kernel_shape(site: Site) -> tuple[int, ...]:
 
 def _check(site: Site, x: TensorType, kernel: Sequence[Dim]) -> None:
     if not 3 <= x.rank <= 5:
-        site.fail(f"{x.rank - 2} spatial axes", "1, 2 or 3")
+        site.fail(f"input 0 is {x}, with {x.rank - 2} spatial axes", "1, 2 or 3")
     if len(kernel) != x.rank - 2:
-        site.wrong(f"a window of {len(kernel)} axes on {x.rank - 2} spatial axes")
+        site.wrong(f"the window has {len(kernel)} axes, but input 0 has {x.rank - 2} spatial axes")
     if any(isinstance(taps, int) and taps < 1 for taps in kernel):
-        site.wrong(f"a window of {list(kernel)}")
+        site.wrong(f"the window is {list(kernel)}; expected sizes of 1 or more")
     for name, per in (("strides", 1), ("dilations", 1), ("pads", 2), ("output_padding", 1)):
         given = site.attrs.get(name)
         if given and len(given) != per * len(kernel):
-            site.wrong(f"{name} {list(given)} for {len(kernel)} spatial axes")
+            site.wrong(
+                f"{name} is {list(given)}; expected {per * len(kernel)} numbers for "
+                f"{len(kernel)} spatial axes"
+            )
         if given and min(given) < (0 if "pad" in name else 1):
-            site.fail(f"{name} {list(given)}", "no negative pads, strides and dilations >= 1")
+            site.fail(
+                f"{name} is {list(given)}", "pads of 0 or more, strides and dilations of 1 or more"
+            )
 
 
 def _read_axis(site: Site, name: str, i: int) -> int:

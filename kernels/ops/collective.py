@@ -216,7 +216,7 @@ def _checked(site: Site, first: int = 1) -> tuple[TensorType, ...]:
         site.wrong(f"input 0 is {site.type(0)}; expected {RANKS}")
     types = tuple(site.type(i) for i in range(first, len(site.ins)))
     if len({t.dtype for t in types}) > 1:
-        site.fail(f"inputs of {', '.join(str(t) for t in types)}", "one element type")
+        site.fail(f"the inputs are {', '.join(str(t) for t in types)}", "one element type")
     return types
 
 

@@ -28,7 +28,10 @@ def _bit_cast_infer(site: Site) -> tuple[TensorType, ...]:
     x, to = site.type(0), OF_ONNX.get(site.attrs["to"])
     kinds = {d for d in NUMPY if np.dtype(NUMPY[d]).itemsize == np.dtype(NUMPY[x.dtype]).itemsize}
     if to not in kinds:
-        site.fail(f"{x.dtype} as {name_onnx_type(site.attrs['to'])}", ", ".join(sorted(kinds)))
+        site.fail(
+            f"input 0 is {x} and to is {name_onnx_type(site.attrs['to'])}, of another width",
+            ", ".join(sorted(kinds)),
+        )
     return (x.but(dtype=to),)
 
 

@@ -287,13 +287,18 @@ def _types(site: Site, at: int) -> TensorType:
         if site.type(i).dtype not in ("i32", "i64"):
             raise DTypeError(f"{site.where()}: input {i} is {site.type(i)}; supported: i32, i64")
     if logp.rank != 3 or label.rank != 2:
-        site.wrong("expected log-probabilities [T, N, C] and labels [N, S]")
+        site.wrong(
+            f"the log-probabilities are {logp} and the labels {label}; expected [T, N, C] "
+            "and [N, S]"
+        )
     site.shaped(at + 1, (logp.shape[1], label.shape[1]))
     for i in (at + 2, at + 3):
         site.shaped(i, logp.shape[1:2])
     blank, classes = site.attrs["blank"], logp.shape[2]
     if blank < 0 or (isinstance(classes, int) and blank >= classes):
-        site.fail(f"blank={blank}", f"a class from 0 to {classes} - 1")
+        site.fail(
+            f"blank is {blank}, but there are {classes} classes", "the number of a class, from 0"
+        )
     return logp
 
 

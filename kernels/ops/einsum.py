@@ -84,14 +84,20 @@ def _read_sizes(site: Site, equation: _Equation) -> dict[str, Dim]:
                 and isinstance(d, int)
                 and isinstance(own[letter], int)
             ):
-                site.wrong(f"{letter!r} is {own[letter]} and {d} of operand {i} in {equation}")
+                site.wrong(
+                    f"operand {i} gives the letter {letter!r} the sizes {own[letter]} and "
+                    f"{d} in {equation}"
+                )
             old = sizes.setdefault(letter, d)
             if d in (1, old):
                 continue
             if old == 1 or (isinstance(old, str) and isinstance(d, int)):
                 sizes[letter] = d
             elif isinstance(d, int):
-                site.wrong(f"{letter!r} is {old} and {d} in {equation}")
+                site.wrong(
+                    f"operand {i} gives the letter {letter!r} the size {d}, but an "
+                    f"operand before it {old}, in {equation}"
+                )
             elif isinstance(old, str):
                 sizes[letter] = f"{site.name}_{letter}"
     return sizes
@@ -101,7 +107,7 @@ def _infer(site: Site) -> tuple[TensorType, ...]:
     equation = _parse(site)
     kinds = {site.real(i).dtype for i in range(len(site.ins))}
     if len(kinds) > 1:
-        site.fail(f"operands of {' and '.join(sorted(kinds))}", "one element type")
+        site.fail(f"the operands are {' and '.join(sorted(kinds))}", "one element type")
     sizes = _read_sizes(site, equation)
     return (site.type(0).but([sizes[c] for c in equation.out]),)
 
@@ -280,7 +286,8 @@ def _operand_grad(grad: Grad, equation: _Equation, i: int, term: str, dy: str) -
             d = shape[axis]
             if not isinstance(d, int):
                 grad.site.fail(
-                    f"the gradient of a repeated letter of unknown size {d!r}", "a number"
+                    f"the size {d!r} of the repeated letter {letter!r} is not known",
+                    "a fixed size, for the gradient",
                 )
             # A repeated letter's gradient lies on the diagonal: an identity matrix puts it there.
             fresh = spare.pop()

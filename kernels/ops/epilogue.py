@@ -55,12 +55,14 @@ def read_parameters(site: Site) -> dict[str, float]:
         return {}
     allowed = IN_GEMM if site.op == "FusedGemm" else IN_CONV
     if name not in allowed:
-        site.fail(f"activation {name!r}", ", ".join(allowed))
+        site.fail(f"activation is {name!r}", ", ".join(allowed))
     known = ACTIVATIONS[name]
     listed = list(attrs.get("activation_params", ()))
     if listed and len(listed) != len(known):
         wanted = ", ".join(known) or "none"
-        site.fail(f"activation {name} with {len(listed)} activation_params", f"{wanted}, in order")
+        site.fail(
+            f"activation_params has {len(listed)} numbers for {name}", f"{wanted}, in this order"
+        )
     named = {p: attrs[_PREFIX + p] for p in known if _PREFIX + p in attrs}
     return dict(zip(known, listed, strict=False)) | named
 

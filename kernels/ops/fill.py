@@ -90,7 +90,7 @@ def _filling(site: Site) -> Array:
     """Return the element that ConstantOfShape repeats, as an array of one element."""
     value = np.asarray(site.attrs.get("value", np.zeros(1, np.float32)))
     if value.size != 1:
-        site.wrong(f"value of shape {list(value.shape)}; expected one element")
+        site.wrong(f"value has the shape {list(value.shape)}; expected one element")
     return value.reshape(1)
 
 
@@ -117,7 +117,7 @@ def _read_range(site: Site) -> tuple[Array, Array, int]:
     """Return start, step and number of elements."""
     start, limit, delta = (site.number(i, "a bound") for i in range(3))
     if delta == 0:
-        site.wrong("the step (input 2) is 0")
+        site.wrong("the step (input 2) is 0; expected another number")
     # ONNX: max(ceil((limit - start) / delta), 0) elements.
     count = math.ceil((limit.item() - start.item()) / delta.item())
     return start, delta, max(count, 0)

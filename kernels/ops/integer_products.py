@@ -40,7 +40,11 @@ def _check(site: Site, depth: int) -> str:
         if site.has(i) and (site.type(i).dtype != kind or site.type(i).size != sizes[i]):
             site.fail(f"input {i} is {site.type(i)}", f"{sizes[i]} of {kind}")
     if site.type(3).size != 1 or site.has(4) != (to != "i32"):
-        site.wrong(f"zero points {site.type(3)} and factors of a result of {to}")
+        site.wrong(
+            f"the zero point (input 3) is {site.type(3)}, and factors (input 4) are "
+            f"{'given' if site.has(4) else 'missing'} for a result of {to}; expected one "
+            "zero point, and factors unless the result is i32"
+        )
     return to
 
 
@@ -55,7 +59,7 @@ def _conv_infer(site: Site) -> tuple[TensorType, ...]:
     # A depthwise sum is over the taps of one channel, up to three times; others over all channels.
     depthwise = int(site.attrs["depthwise"])
     if depthwise and site.has(6):
-        site.wrong("shifts of depthwise weights")
+        site.wrong("input 6 (shifts) is given with depthwise weights; expected none")
     depth = depthwise or int(x.dims[1])
     for n in taps:
         depth *= n

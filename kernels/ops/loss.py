@@ -335,7 +335,7 @@ def cross_entropy_grad_cols(target: Target, T: str, S: str = "") -> Body:
 def _read_reduction(site: Site) -> int:
     name = site.attrs["reduction"]
     if name not in REDUCTIONS:
-        site.fail(f"reduction {name!r}", "none, sum, mean")
+        site.fail(f"reduction is {name!r}", "none, sum, mean")
     return REDUCTIONS[name]
 
 
@@ -443,9 +443,11 @@ def _loss_and_scores(site: Site, at: int) -> tuple[TensorType, TensorType]:
     """Return the types of the loss and of the scores: input `at`, before labels and weights."""
     x, label = site.real(at), site.type(at + 1)
     if label.dtype not in ("i32", "i64"):
-        raise DTypeError(f"{site.where()}: labels of type {label.dtype}; supported: i32, i64")
+        raise DTypeError(f"{site.where()}: the labels are {label}; supported: i32, i64")
     if x.rank < 2 or label.rank != x.rank - 1:
-        site.wrong("expected scores [N, C, d...] and labels [N, d...]")
+        site.wrong(
+            f"the scores are {x} and the labels {label}; expected [N, C, d...] and [N, d...]"
+        )
     site.shaped(at + 1, (x.shape[0], *x.shape[2:]))
     if site.has(at + 2):
         site.shaped(at + 2, x.shape[1:2])

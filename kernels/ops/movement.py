@@ -443,7 +443,7 @@ def _expand_infer(site: Site) -> tuple[TensorType, ...]:
 def _expand_fold(site: Site) -> tuple[Array, ...]:
     (out,) = _expand_infer(site)
     if math.prod(max(d, 1) for d in out.dims) >= 1 << 60:  # with a size of 0; no array has it
-        site.wrong(f"an output of the shape {list(out.dims)}")
+        site.wrong(f"the output would have the shape {list(out.dims)}, which is too large")
     return (np.broadcast_to(site.known(0, "the input"), out.dims),)
 
 

@@ -133,7 +133,10 @@ def _read_dtype(site: Site, default: int | None) -> str:
     code = site.attrs.get("dtype", default)
     dtype = site.type(0).dtype if code is None else OF_ONNX.get(code)
     if dtype not in FLOATS:
-        site.fail(f"random numbers of {dtype or name_onnx_type(code)}", ", ".join(FLOATS))
+        site.fail(
+            f"the element type of the random numbers is {dtype or name_onnx_type(code)}",
+            ", ".join(FLOATS),
+        )
     return dtype
 
 
@@ -194,7 +197,7 @@ def _bernoulli(nodes: Nodes) -> tuple[str, ...]:
 def _multinomial_infer(site: Site) -> tuple[TensorType, ...]:
     x, dtype = site.real(0), read_dtype(site, site.attrs["dtype"])
     if x.rank != 2 or dtype not in ("i32", "i64"):
-        site.fail(f"input 0 is {x}, the samples of {dtype}", "[batch, classes] and i32, i64")
+        site.fail(f"input 0 is {x} and the samples are {dtype}", "[batch, classes] and i32, i64")
     return (TensorType(dtype, (x.shape[0], site.attrs["sample_size"])),)
 
 

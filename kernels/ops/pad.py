@@ -31,7 +31,7 @@ def _read_mode(site: Site) -> str:
     mode = site.attrs["mode"]
     name = mode.decode() if isinstance(mode, bytes) else str(mode)
     if name not in MODES:
-        site.fail(f"mode {name!r}", ", ".join(MODES))
+        site.fail(f"mode is {name!r}", ", ".join(MODES))
     return name
 
 

@@ -358,14 +358,14 @@ def _read_table(site: Site) -> dict[str, Any]:
 def _table_infer(site: Site) -> tuple[TensorType, ...]:
     data, index, attrs = site.type(0), site.type(1), site.attrs
     if data.dtype != "u8" or attrs["bits"] not in (4, 8):
-        site.fail(f"data of {data.dtype} and bits={attrs['bits']}", "u8 with 4 or 8 bits")
+        site.fail(f"the data are {data.dtype} with bits={attrs['bits']}", "u8 with 4 or 8 bits")
     if int(attrs["block_size"]) < 1:
         site.fail(f"block_size={attrs['block_size']}", "1 or more")
     axes = attrs["gather_axis"], attrs["quantize_axis"]
     if data.rank != 2 or axes[0] not in (0, -2) or axes[1] not in (0, 1, -1, -2):
         site.fail(
-            f"data {data}, gather_axis={axes[0]}, quantize_axis={axes[1]}",
-            "rows of a matrix (0), quantised along themselves (1) or across (0)",
+            f"the data are {data} with gather_axis={axes[0]} and quantize_axis={axes[1]}",
+            "a matrix with gather_axis 0, and quantize_axis 1 (along its rows) or 0 (across them)",
         )
     table = _read_table(site)
     blocks = [-(-table[side] // table[f"block_{side}"]) for side in ("rows", "columns")]

@@ -40,15 +40,18 @@ def check_extent(site: Site, i: int) -> None:
     x, t = site.type(0), site.type(i)
     block = site.attrs.get("block_size", 0)
     if block < 0:
-        site.fail(f"block_size={block}", "0, or the elements of a block")
+        site.fail(f"block_size is {block}", "0, or the number of elements of a block")
     if t.rank == 0 or t.shape == (1,):
         # A vector may have a single block.
         if block and (t.rank != x.rank or x.rank == 0):
-            site.fail(f"block_size={block} beside input {i}, which is {t}", "one of each block")
+            site.fail(f"block_size is {block}, but input {i} is {t}", "one element for each block")
         return
     if not -x.rank <= site.attrs["axis"] < x.rank:
         along = f"axis={site.attrs['axis']} of {x}"
-        site.fail(f"input {i} is {t}, along {along}", "one element, or an axis that it has")
+        site.fail(
+            f"input {i} is {t} for {along}, which input 0 does not have",
+            "one element, or an axis of input 0",
+        )
     axis = normalise_axis(site, site.attrs["axis"], x.rank)
     if block == 0:
         site.shaped(i, (x.shape[axis],))
@@ -69,7 +72,7 @@ def spread(nodes: Nodes, i: int) -> str:
         return str(nodes.op("Reshape", nodes.x(i), nodes.const(lay_along(axis, rank), "i64")))
     size = site.type(0).shape[axis]
     if not isinstance(size, int):
-        site.fail(f"blocks of an axis of unknown size {size!r}", "a size known beforehand")
+        site.fail(f"the size of axis {axis}, {size!r}, is not known", "a fixed size, for blocks")
     check("CONSTANT_BYTES", 16 * size, site.where(), "the index of its blocks takes")
     # Element i of the axis has the scale of block i / block_size.
     blocks = np.arange(size) // site.attrs["block_size"]
@@ -105,8 +108,8 @@ def _find_quantised(site: Site) -> str:
     code = site.attrs.get("output_dtype", 0)
     dtype = site.type(2).dtype if site.has(2) else OF_ONNX.get(code) if code else "u8"
     if dtype not in QUANTISED:
-        by = f"by the zero point (input 2), {site.type(2)}, " if site.has(2) else ""
-        site.fail(f"{by}quantisation to {dtype or name_onnx_type(code)}", ", ".join(QUANTISED))
+        by = f" by the zero point (input 2), {site.type(2)}" if site.has(2) else ""
+        site.fail(f"the result would be {dtype or name_onnx_type(code)}{by}", ", ".join(QUANTISED))
     return dtype
 
 
@@ -129,13 +132,13 @@ def _quantize(nodes: Nodes) -> tuple[str, ...]:
 def _dequantize_infer(site: Site) -> tuple[TensorType, ...]:
     x, scale = site.type(0), site.real(1)
     if x.dtype not in (*QUANTISED, "i32"):
-        site.fail(f"dequantisation of {x.dtype}", ", ".join((*QUANTISED, "i32")))
+        site.fail(f"input 0 is {x}", ", ".join((*QUANTISED, "i32")))
     for i in (1, 2)[: 1 + site.has(2)]:
         check_extent(site, i)
     code = site.attrs.get("output_dtype", 0)
     dtype = OF_ONNX.get(code) if code else scale.dtype
     if dtype not in FLOATS:
-        site.fail(f"output of {dtype or name_onnx_type(code)}", ", ".join(FLOATS))
+        site.fail(f"output_dtype is {dtype or name_onnx_type(code)}", ", ".join(FLOATS))
     return (x.but(dtype=dtype),)
 
 

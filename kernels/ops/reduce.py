@@ -76,7 +76,7 @@ def _infer(site: Site) -> tuple[TensorType, ...]:
     logical = site.op in ("ReduceMax", "ReduceMin")
     if t.dtype == "f16" or (t.dtype == "b1" and not logical):
         known = "f32, f64, integers" + (", b1" if logical else "")
-        raise DTypeError(f"{site.where()}: element type {t.dtype}; supported: {known}")
+        raise DTypeError(f"{site.where()}: input 0 is {t}; supported: {known}")
     # Axes are not known yet, but the rank is: each dimension may be 1.
     if site.has(1) and site.value(1) is None and keep:
         return (t.but([make_symbol(site, i) for i in range(t.rank)]),)

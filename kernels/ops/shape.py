@@ -96,10 +96,14 @@ def _reshape_infer(site: Site) -> tuple[TensorType, ...]:
         # 0 copies the input's dimension, unless allowzero says that it means 0.
         if d == 0 and not site.attrs["allowzero"]:
             if i >= t.rank:
-                site.wrong(f"shape {target} copies dimension {i}, which the input lacks")
+                site.wrong(
+                    f"shape {target} copies dimension {i} of the input, which has rank {t.rank}"
+                )
             dims.append(t.shape[i])
         elif d < -1 or (d == -1 and -1 in dims):
-            site.wrong(f"shape {target} is not allowed")
+            site.wrong(
+                f"shape (input 1) is {target}; expected sizes of 0 or more, and -1 at most once"
+            )
         else:
             dims.append(d)
     if -1 in dims:
@@ -156,7 +160,9 @@ def _squeeze_infer(site: Site) -> tuple[TensorType, ...]:
     t, axes = site.type(0), read_axes(site)
     if axes is None and not site.has(1) and site.attrs.get("axes") is None:
         if any(isinstance(d, str) for d in t.shape):
-            site.fail("which axes are of size 1 is not known", "axes that are given")
+            site.fail(
+                f"input 0 is {t}; the axes to squeeze are neither given nor known", "the input axes"
+            )
         return (t.but([d for d in t.shape if d != 1]),)
     normal = normalise_axes(site, axes or [], t.rank)
     for a in normal:
@@ -235,7 +241,8 @@ def _constant_fold(site: Site) -> tuple[Array, ...]:
                 return (np.array(site.attrs[key], dtype),)
     if "value" not in site.attrs:
         site.fail(
-            f"a constant given as {', '.join(site.attrs)}", "value, value_float(s), value_int(s)"
+            f"the value is given as {', '.join(site.attrs) or 'nothing'}",
+            "value, value_float(s), value_int(s)",
         )
     return (np.asarray(site.attrs["value"]),)
 

@@ -74,7 +74,7 @@ def _count_parts(site: Site, x: TensorType) -> int:
 def _read_size(site: Site, x: TensorType, axis: int) -> int:
     d = x.shape[axis]
     if not isinstance(d, int):
-        site.fail(f"axis {axis} of {x} is transformed", "sizes known before lowering")
+        site.fail(f"the size {d!r} of axis {axis} of {x} is not known", "a fixed size")
     return d
 
 
@@ -90,7 +90,9 @@ def _read_dft(site: Site) -> tuple[int, int, int, int, bool, bool]:
     axis = normalise_axis(site, -2 if given is None else given, x.rank)
     parts, n = _count_parts(site, x), _read_size(site, x, axis)
     if axis == x.rank - 1:
-        site.fail(f"axis {axis} of {x} holds real and imaginary parts", "any other axis")
+        site.fail(
+            f"axis is {axis}, which holds the real and imaginary parts of {x}", "any other axis"
+        )
     inverse, onesided = bool(site.attrs["inverse"]), bool(site.attrs["onesided"])
     length = _read_number(site, 1, "the length")
     if length is None:
@@ -98,7 +100,9 @@ def _read_dft(site: Site) -> tuple[int, int, int, int, bool, bool]:
     if length < 1:
         site.wrong(f"the length is {length}; expected 1 or more")
     if onesided and not inverse and parts == 2:
-        site.fail("the transform is one-sided and its numbers complex", "real numbers")
+        site.fail(
+            f"onesided is 1, but input 0, {x}, is complex", "a one-sided transform of real numbers"
+        )
     return axis, n, parts, length, inverse, onesided
 
 
@@ -152,9 +156,14 @@ def _read_stft(site: Site) -> tuple[int, int, int]:
     if window is not None:
         site.shaped(2, (n,))
     if step is None or step < 1 or not 1 <= n <= total:
-        site.wrong(f"frames of {n}, every {step}, of a signal of {total}")
+        site.wrong(
+            f"frame_length is {n} and frame_step {step}; expected a length from 1 to "
+            f"{total}, the signal's, and a step of 1 or more"
+        )
     if site.attrs["onesided"] and _count_parts(site, x) == 2:
-        site.fail("a one-sided transform of complex numbers", "real ones")
+        site.fail(
+            f"onesided is 1, but input 0, {x}, is complex", "a one-sided transform of real numbers"
+        )
     return (total - n) // step + 1, n, step
 
 
@@ -185,7 +194,11 @@ def _stft_expand(nodes: Nodes) -> tuple[str, ...]:
 def _mel_infer(site: Site) -> tuple[TensorType, ...]:
     bins, length, rate, *edges = (site.number(i, "a number") for i in range(5))
     if min(bins, length, rate) < 1 or not 0 <= edges[0] <= edges[1] <= rate:
-        site.wrong("expected bins, length and rate from 1 and edges from 0 up to the rate")
+        site.wrong(
+            f"bins, length and rate are {bins}, {length} and {rate}, and the edges "
+            f"{edges[0]} and {edges[1]}; expected 1 or more, and edges that rise from 0 "
+            "or more to the rate or less"
+        )
     to = read_dtype(site, site.attrs["output_datatype"])
     return (TensorType(to, (int(length) // 2 + 1, int(bins))),)
 

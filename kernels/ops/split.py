@@ -39,7 +39,9 @@ def _concat_infer(site: Site) -> tuple[TensorType, ...]:
     dims: list[Dim] = list(first.shape)
     for t in types[1:]:
         if t.dtype != first.dtype:
-            raise DTypeError(f"{site.where()}: all inputs must have one element type")
+            raise DTypeError(
+                f"{site.where()}: inputs are {first} and {t}; expected one element type"
+            )
         if t.rank != first.rank:
             site.wrong(f"inputs have ranks {first.rank} and {t.rank}; expected one rank")
         for i, (mine, d) in enumerate(zip(dims, t.shape, strict=True)):

@@ -181,7 +181,9 @@ class Site:
         """Return the value of input i, which must be one constant integer."""
         array = self.known(i, what)
         if array.size != 1 or array.dtype.kind not in "iu":
-            self.wrong(f"{what} (input {i}) is {array.dtype}{list(array.shape)}; expected one")
+            self.wrong(
+                f"{what} (input {i}) is {array.dtype}{list(array.shape)}; expected one integer"
+            )
         return array.reshape(()).item()  # type: ignore[no-any-return]  # of an integer array
 
     def number(self, i: int, what: str) -> Array:

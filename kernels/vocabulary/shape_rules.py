@@ -15,7 +15,7 @@ def same_as(i: int) -> Callable[[Site], tuple[TensorType, ...]]:
 def normalise_axis(site: Site, axis: int, rank: int) -> int:
     """Return an axis counted from the front.  Raises ShapeError outside [-rank, rank)."""
     if not -rank <= axis < rank:
-        site.wrong(f"axis {axis} of a tensor of rank {rank}")
+        site.wrong(f"axis is {axis}, but the tensor has rank {rank}")
     return axis % rank
 
 
@@ -44,7 +44,7 @@ def broadcast(site: Site, *types: TensorType) -> tuple[Dim, ...]:
                 sizes.append(d)
         numbers = [d for d in sizes if isinstance(d, int)]
         if len(numbers) > 1:
-            site.wrong(f"shapes do not broadcast: {' and '.join(map(str, types))}")
+            site.wrong(f"the shapes do not broadcast: {' and '.join(map(str, types))}")
         known = numbers or sizes or [1]
         out.append(known[0] if len(known) == 1 else make_symbol(site, rank + axis))
     return tuple(out)

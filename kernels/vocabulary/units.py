@@ -93,7 +93,9 @@ def _check_zero(op: Op, site: Site, units: Units, i: int, made: Mapping[int, str
         # A zero point of the other type may lie outside of the range of the integers.
         if dtype is not None and dtype[0] in "iu" and kind.dtype != dtype:
             of = f"{dtype if integers is None else integers} (input {units.of})"
-            site.fail(f"zero point (input {i}) is {kind}, of {of}", "one type")
+            site.fail(
+                f"zero point (input {i}) is {kind}, but the integers are {of}", "one type for both"
+            )
     _check_shape(op, site, units, i, "zero point")
 
 

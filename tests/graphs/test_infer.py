@@ -60,7 +60,7 @@ def test_a_symbol_has_one_value() -> None:
     [
         ({"z": (1,)}, NameNotFoundError, "no input 'z'; inputs: x, labels"),
         ({"label": (1,)}, NameNotFoundError, "nearest: 'labels'"),
-        ({"x": (8,)}, ShapeError, r"input 'x': shape \[8\] of rank 1; expected f32\[n,3\]"),
+        ({"x": (8,)}, ShapeError, r"input 'x': the shape \[8\] has rank 1; expected f32\[n,3\]"),
         ({"x": (8, 4)}, ShapeError, r"input 'x': dimension 1 is 4; expected 3 \(f32\[n,3\]\)"),
         ({"x": (-1, 3)}, ShapeError, "input 'x': dimension 0 is -1"),
         ({"x": (8, 3), "labels": (4,)}, ShapeError,

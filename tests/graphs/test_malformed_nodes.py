@@ -154,7 +154,7 @@ def test_an_attribute_twice_or_by_reference() -> None:
 
 
 def test_nodes_that_make_nothing_and_operators_of_the_planner() -> None:
-    with pytest.raises(ModelError, match="no output; expected one at least"):
+    with pytest.raises(ModelError, match="the node has no output; expected at least one"):
         refuse(helper.make_node("PassThrough", ["x"], [], domain=MS), MS)
     with pytest.raises(UnsupportedOpError, match=r"engine::Map 'n' .*only the planner makes"):
         read("Map", ["x"], domain="engine", formulas=["exp(i0)"])

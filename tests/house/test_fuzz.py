@@ -71,10 +71,10 @@ def model(text: str, opset: int = 17) -> onnx.ModelProto:
          "{ o = Abs(x) }> }", "'then_branch' is missing; expected one of type graph"),
         ("g (float[3] x, bool c) => (float[3] y) { y = If(c) <then_branch = a (float q) => "
          "(float[3] o) { o = Neg(x) }, else_branch = b () => (float[3] o) { o = Abs(x) }> }",
-         "then_branch: a body of 1 inputs; expected 0"),
+         "then_branch: the body has 1 inputs; expected 0"),
         ("g (float[3] x, int64 n, bool c) => (float[3] y) { y = Loop(n, c, x) <body = b "
          "(int64 i, bool k) => (bool o) { o = Identity(k) }> }",
-         "body: a body of 2 inputs; expected 3"),
+         "body: the body has 2 inputs; expected 3"),
         ("g (float[3] x, int64 n, bool c) => (float[3] y) { y = Loop(n, c, x) }",
          "'body' is missing; expected one of type graph"),
         ("g (float[3] x) => (float[3] y) { y = Scan(x) <num_scan_inputs = 2, body = b (float s) => "
@@ -167,11 +167,11 @@ def read(op: str, at: int, name: str) -> Any:
     [
         (attribute("correct_bias", 1.0), "'correct_bias' of type float; expected type int"),
         (attribute("correct_bias", "x"), "'correct_bias' of type string; expected type int"),
-        (attribute("weight_decay", float("nan")), "weight_decay = nan; supported: finite"),
-        (attribute("adam_mode", -1), "adam_mode -1, correct_bias 1; supported: mode 1"),
-        (attribute("alpha", 1.5), "alpha 1.5, beta .*from 0 to below 1"),
+        (attribute("weight_decay", float("nan")), "weight_decay is nan; supported: finite"),
+        (attribute("adam_mode", -1), "adam_mode is -1 and correct_bias 1; supported: adam_mode 1"),
+        (attribute("alpha", 1.5), "alpha is 1.5, beta is .*from 0 to below 1"),
         (read("AdamWOptimizer", 6, "learning_rate"), r"input 6 is f32\[1\]; expected b1\[1\]"),
-        (read("InplaceClipGradNorm", 0, "params"), r"reads \['params'\]; expected that only"),
+        (read("InplaceClipGradNorm", 0, "params"), r"reads \['params'\]; expected only"),
     ],
 )
 def test_optimizer_models_are_refused_when_they_are_opened(change: Any, words: str) -> None:
@@ -202,5 +202,5 @@ def test_groups_of_nothing_are_refused(op: str, name: str, group: int) -> None:
 def test_an_empty_constant_of_endless_sizes_is_refused() -> None:
     made = {"one": np.ones(1, np.float32), "to": np.array([1 << 40, 1 << 40, 0])}
     graph = Graph("g", {}, ["y"], made, [Node("Expand", ("one", "to"), ("y",), {})], {"": 17})
-    with pytest.raises(ShapeError, match="an output of the shape"):
+    with pytest.raises(ShapeError, match="the output would have the shape"):
         make_plan(graph, {}, target=detect_host(), threads=1)

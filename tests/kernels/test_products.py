@@ -122,7 +122,9 @@ def test_what_products_refuse() -> None:
     calls: Any = Named(detect_host(), 1, "bf16")
     a = calls.put("a", np.zeros((2, 2), np.uint16), "bf16")
     b, y = (calls.put(name, np.zeros((2, 2)), "f64") for name in "by")
-    with pytest.raises(UnsupportedOpError, match="a product of bf16, f64, f64; supported: f32"):
+    with pytest.raises(
+        UnsupportedOpError, match="A, B and the result are bf16, f64, f64; supported: f32"
+    ):
         lower_gemm(calls, a, b, y, mnk=(2, 2, 2))
 
 

@@ -547,7 +547,7 @@ def wrong(message: str, error: type[Exception], **kwargs: Any) -> Any:
               additional_output_names=["hh"]),
         wrong("additional_output_names: expected a list", InputError,
               additional_output_names="y"),
-        wrong("no value 'z' with a known type to take a loss of", ModelError,
+        wrong("the loss needs the value 'z', which the model lacks", ModelError,
               loss_input_names=["z"]),
         wrong("MSELoss takes one model output, optionally followed by", InputError,
               loss_input_names=["y", "x", "h"]),

@@ -59,5 +59,5 @@ def test_rows_outside_are_refused_and_not_written(at: tuple[int, int], bad: int)
 
 
 def test_more_rows_than_a_cache_has_are_refused() -> None:
-    with pytest.raises(ShapeError, match="8 rows for a cache"):
+    with pytest.raises(ShapeError, match="input 1 has 8 rows, but the cache has room for"):
         make_program("f32", 8)

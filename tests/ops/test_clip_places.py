@@ -29,15 +29,30 @@ def test_parts_within_the_inputs_are_taken() -> None:
     [
         (
             {"begins": [0], "sizes": [4], "counts": [-(2**31)]},
-            r"counts = \[-2147483648\]; .* 2 num",
+            r"counts is \[-2147483648\]; .* 2 num",
         ),
-        ({"begins": [0], "sizes": [4], "counts": [2, -1]}, r"counts = \[2, -1\]; .* 2 numbers"),
-        ({"begins": [0], "sizes": [4]}, r"counts = \[\]; .* 2 numbers from 0 on, one per input"),
-        ({"begins": [0], "sizes": [4, 4], "counts": [1, 1]}, "1 begins and 2 sizes; .* 2, the sum"),
-        ({"begins": [0, 0], "sizes": [21, 4], "counts": [1, 1]}, "elements 0 to 21 of input 0"),
-        ({"begins": [0, 5], "sizes": [4, 4], "counts": [1, 1]}, "elements 5 to 9 of input 1"),
-        ({"begins": [-1, 0], "sizes": [4, 4], "counts": [1, 1]}, "elements -1 to 3 of input 0"),
-        ({"begins": [0, 0], "sizes": [4, -4], "counts": [1, 1]}, "elements 0 to -4 of input 1"),
+        ({"begins": [0], "sizes": [4], "counts": [2, -1]}, r"counts is \[2, -1\]; .* 2 numbers"),
+        ({"begins": [0], "sizes": [4]}, r"counts is \[\]; .* 2 numbers from 0 on, one per input"),
+        (
+            {"begins": [0], "sizes": [4, 4], "counts": [1, 1]},
+            "begins has 1 numbers and sizes 2; .* 2, the sum",
+        ),
+        (
+            {"begins": [0, 0], "sizes": [21, 4], "counts": [1, 1]},
+            "begins and sizes select elements 0 to 21 of input 0",
+        ),
+        (
+            {"begins": [0, 5], "sizes": [4, 4], "counts": [1, 1]},
+            "begins and sizes select elements 5 to 9 of input 1",
+        ),
+        (
+            {"begins": [-1, 0], "sizes": [4, 4], "counts": [1, 1]},
+            "begins and sizes select elements -1 to 3 of input 0",
+        ),
+        (
+            {"begins": [0, 0], "sizes": [4, -4], "counts": [1, 1]},
+            "begins and sizes select elements 0 to -4 of input 1",
+        ),
     ],
 )
 def test_parts_that_are_not_within_are_refused(places: dict[str, Any], message: str) -> None:

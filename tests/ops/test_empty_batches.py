@@ -94,7 +94,7 @@ def test_gradients_of_an_empty_batch_are_zero(text: str) -> None:
         ("""(float[2,3,0,5] x, float[2,4,4,2] g) => (float[2,3,4,4] y) {
             y = GridSample<padding_mode = "reflection">(x, g) }""", "which has no pixels"),
         ("(float[2,5,0] x) => (float[2,5,0] y) { y = com.microsoft.MultiHeadAttention"
-         "<num_heads = 2>(x, x, x) }", "heads of width 0"),
+         "<num_heads = 2>(x, x, x) }", "the heads have width 0"),
     ],
 )  # fmt: skip
 def test_what_has_no_meaning_without_elements_is_refused(text: str, why: str) -> None:

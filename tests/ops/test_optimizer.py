@@ -138,7 +138,7 @@ def test_adam_modes_are_checked() -> None:
     from engine.errors import UnsupportedOpError
 
     scalars = {"lr": np.array([RATE], np.float32), "step": np.array([1])}
-    with pytest.raises(UnsupportedOpError, match="adam_mode 0, correct_bias 0"):
+    with pytest.raises(UnsupportedOpError, match="adam_mode is 0 and correct_bias 0"):
         step("AdamWOptimizer", scalars | tensors(4), {"adam_mode": 0, "correct_bias": 0}, 1)
 
 

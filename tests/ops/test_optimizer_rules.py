@@ -382,7 +382,7 @@ def no_moments(proto: onnx.ModelProto) -> None:
         (attribute(0, "parameters", ["x"]), ModelError, r"that are not trained: \['x'\]"),
         (attribute(1, "parameters", ["c"]), ModelError, r"never, .*: \['a.bias', 'b.bias'\]"),
         (lambda m: m.graph.node[0].input.__setitem__(4, "params"), ModelError, "keeps its state"),
-        (lambda m: m.graph.node[0].output.insert(0, ""), ModelError, "no output that says"),
+        (lambda m: m.graph.node[0].output.insert(0, ""), ModelError, "lacks its first output"),
         (lambda m: m.graph.input.add().CopyFrom(
             helper.make_tensor_value_info("extra", TensorProto.FLOAT, [1])),
          DTypeError, r"input 'extra' as f32\[1\], expected seq\(f32\)"),

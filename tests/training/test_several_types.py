@@ -269,11 +269,11 @@ def without_inputs(proto: onnx.ModelProto) -> None:
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        (listed(0, ["body.bias"]), ModelError, "updates parameters of f32 and names others"),
+        (listed(0, ["body.bias"]), ModelError, "updates parameters of f32, but lists others"),
         (without_wide, ModelError, r"never, .*: \['body.bias', 'head.weight'\]"),
-        (without_inputs, ModelError, r"expected also \['params.f64', 'gradients.f64'\]"),
+        (without_inputs, ModelError, r"lacks the inputs \['params.f64', 'gradients.f64'\]"),
         (lambda m: m.graph.node[1].input.__setitem__(3, "gradients"), ModelError,
-         "reads 'gradients' in the place of 'gradients.f64'"),
+         "reads 'gradients'; expected 'gradients.f64'"),
     ],
 )  # fmt: skip
 def test_models_are_checked(change: Any, error: Any, message: str, tmp_path: Path) -> None:

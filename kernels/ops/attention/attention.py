@@ -64,9 +64,12 @@ def _attention_infer(site: Site) -> tuple[TensorType, ...]:
     if site.has(4) and site.has(6):
         site.wrong("nonpad_kv_seqlen cannot be combined with past_key")
     if not 0 <= site.attrs["qk_matmul_output_mode"] <= 3:
-        site.fail(f"qk_matmul_output_mode {site.attrs['qk_matmul_output_mode']}", "0 to 3")
+        site.fail(f"qk_matmul_output_mode is {site.attrs['qk_matmul_output_mode']}", "0 to 3")
     if any(site.attrs[w] < -1 for w in _WINDOWS):
-        site.wrong("a window size must be -1 or not negative")
+        site.wrong(
+            f"{' and '.join(_WINDOWS)} are {[site.attrs[w] for w in _WINDOWS]}; expected "
+            "-1, 0 or more"
+        )
     past: Dim = site.type(4).shape[2] if site.has(4) else 0
     # New keys follow the cached ones, and all of them are an output: the next call's cache.
     keys = add_dims(past, new)
@@ -203,7 +206,10 @@ def _read_tail(nodes: Nodes, i: int) -> list[int]:
     """Return length and width of Q; grouped queries can be reshaped only if both are known."""
     _, _, rows, width = _split_heads(nodes.site, i, "q_num_heads")
     if isinstance(rows, str) or isinstance(width, str):
-        nodes.site.fail(f"grouped queries of length {rows!r}", "lengths known when differentiating")
+        nodes.site.fail(
+            f"the length of the grouped queries is {rows!r} and the width of a head {width!r}",
+            "a gradient of fixed sizes",
+        )
     return [rows, width]
 
 
@@ -222,9 +228,12 @@ def _attention_expand(nodes: Nodes) -> tuple[str, ...]:
     present = (k, v)
     width = _split_heads(site, 0, "q_num_heads")[3]
     if width == 0:
-        site.wrong("heads of width 0")
+        site.wrong("the heads have width 0; expected 1 or more")
     if "scale" not in attrs and isinstance(width, str):
-        site.fail(f"heads of unknown width {width!r}", "a known width, or the attribute scale")
+        site.fail(
+            f"the width of the heads, {width!r}, is not known",
+            "a fixed width, or the attribute scale",
+        )
     scale = float(attrs["scale"]) if "scale" in attrs else int(width) ** -0.5
     offset = size_of(nodes, nodes.x(4), 2) if site.has(4) else ""
     valid = ""
@@ -303,7 +312,7 @@ def _rotary(nodes: Nodes, cos: str, sin: str, position: str) -> tuple[str, ...]:
     x = split_heads(nodes, nodes.x(0), heads) if is_flat else nodes.x(0)
     width = int(t.shape[2]) // heads if is_flat else t.shape[3]
     if isinstance(width, str):
-        site.fail(f"heads of unknown width {width!r}", "a number")
+        site.fail(f"the width of the heads, {width!r}, is not known", "a fixed width")
     rotated = int(attrs["rotary_embedding_dim"]) or width
     if rotated % 2 or not 0 < rotated <= width:
         site.wrong(f"rotary_embedding_dim is {rotated}, but heads have {width} columns")
@@ -345,7 +354,11 @@ def _ms_rotary_expand(nodes: Nodes) -> tuple[str, ...]:
     """onnxruntime's: positions come second, [1] (a start) or [batch, length]."""
     site = nodes.site
     if site.attrs["scale"] != 1 or site.attrs["is_packed_batching"]:
-        site.fail("scale or is_packed_batching is set", "scale 1, no packed batching")
+        site.fail(
+            f"scale is {site.attrs['scale']} and is_packed_batching "
+            f"{site.attrs['is_packed_batching']}",
+            "1 and 0",
+        )
     position = nodes.x(1)
     if site.type(1).rank == 1:
         length = size_of(nodes, nodes.x(0), 1 if site.type(0).rank == 3 else 2)

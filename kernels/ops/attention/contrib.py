@@ -44,7 +44,7 @@ _REFUSED = ("do_rotary", "past_present_share_buffer")
 def _read_dim(site: Site, d: Dim, name: str) -> int:
     """Return a dimension that must be known: heads are cut from it."""
     if not isinstance(d, int):
-        site.fail(f"{name} is {d!r}, not known", "a number")
+        site.fail(f"{name}, {d!r}, is not known", "a fixed size")
     return d
 
 
@@ -62,7 +62,10 @@ def _split_columns(site: Site, columns: Dim) -> tuple[int, int, int]:
     # Equal parts unless the node gives their sizes; Q and K meet in a product, so theirs are equal.
     sizes = tuple(int(n) for n in site.attrs.get("qkv_hidden_sizes", ())) or (columns // 3,) * 3
     if len(sizes) != 3 or sum(sizes) != columns or min(sizes) < 1 or sizes[0] != sizes[1]:
-        site.wrong(f"the weights have {columns} columns for Q, K and V of {list(sizes)}")
+        site.wrong(
+            f"the weights have {columns} columns, but Q, K and V need {list(sizes)}; "
+            "expected three sizes, the first two equal, that add up to the columns"
+        )
     return sizes
 
 
@@ -72,13 +75,18 @@ def _check_mask(site: Site, i: int, batch: Dim, *, starts: bool) -> None:
         return
     mask = site.type(i)
     if mask.dtype not in ("i32", "i64"):
-        site.fail(f"a mask of {mask}", "i32")
+        site.fail(f"the mask (input {i}) is {mask}", "i32, i64")
     if mask.rank not in (1, 2, 3):
-        site.fail(f"a mask of {mask}", "rank 1 (lengths), 2 or 3 (0 where a key is masked)")
+        site.fail(
+            f"the mask (input {i}) is {mask}", "rank 1 (lengths), 2 or 3 (0 where a key is masked)"
+        )
     if mask.rank == 1 and isinstance(mask.shape[0], int) and isinstance(batch, int):
         allowed = [batch, 2 * batch] if starts else [batch]
         if mask.shape[0] not in allowed:
-            site.fail(f"a mask of {mask} for {batch} samples", f"sizes {allowed}")
+            site.fail(
+                f"the mask (input {i}) is {mask}, but the batch has {batch} samples",
+                f"{' or '.join(map(str, allowed))} lengths",
+            )
 
 
 def _check_attributes(site: Site) -> None:
@@ -138,13 +146,22 @@ def _find_form(site: Site) -> str:
     if not site.has(1):
         # Packed: one input holds Q, K and V of each head side by side.
         if q.rank != 5 or site.has(2):
-            site.fail(f"a query {q} alone", "[batch, length, heads, 3, width]")
+            site.fail(
+                f"the query is {q}, and there is no key",
+                "[batch, length, heads, 3, width], which holds Q, K and V",
+            )
         return "qkv"
     k = site.real(1)
     if q.rank != 3 or k.rank not in (3, 4, 5):
-        site.wrong(f"the query is {q}, the key {k}; expected rank 3, and 3, 4 or 5")
+        site.wrong(
+            f"the query is {q} and the key {k}; expected a query of rank 3 and a key of "
+            "rank 3, 4 or 5"
+        )
     if site.has(2) != (k.rank != 5):
-        site.wrong(f"the key is {k}; a value comes with keys of rank 3 and 4 alone")
+        site.wrong(
+            f"the key is {k}; expected a value with a key of rank 3 or 4, and none with "
+            "one of rank 5"
+        )
     return {3: "apart", 4: "heads", 5: "kv"}[k.rank]
 
 
@@ -179,7 +196,8 @@ def _infer_heads(site: Site) -> tuple[TensorType, ...]:
     if site.has(3):
         if form in ("heads", "kv"):
             site.fail(
-                f"a bias is given and the key is {site.type(1)}", "a bias with keys of rank 3"
+                f"a bias (input 3) is given, but the key is {site.type(1)}",
+                "a bias with a key of rank 3",
             )
         site.shaped(3, (2 * hidden + int(values),))
     _check_mask(site, 4, batch, starts=False)
@@ -239,7 +257,7 @@ def _attend(
     """
     site = nodes.site
     if not width:
-        site.wrong("heads of width 0")
+        site.wrong("the heads have width 0; expected 1 or more")
     scores = scaled_scores(nodes, q, k, float(site.attrs.get("scale") or width**-0.5))
     if site.has(bias):
         # Mask and bias are added as they are, finite: a query whose keys are all padding still has
@@ -370,8 +388,8 @@ def _infer_grouped(site: Site) -> tuple[TensorType, ...]:
     for i, name in ((3, "past_key"), (4, "past_value"), (11, "head_sink")):
         if site.has(i):
             site.fail(f"{name} is given", "a whole sequence at once, without keys from before")
-    used = [f"{n} {site.attrs[n]}" for n, none in _FLAGS.items() if site.attrs[n] != none]
-    used += [f"{n} {site.attrs[n]}" for n in _TYPES if site.attrs[n] not in ("NONE", b"NONE")]
+    used = [f"{n} is {site.attrs[n]}" for n, none in _FLAGS.items() if site.attrs[n] != none]
+    used += [f"{n} is {site.attrs[n]}" for n in _TYPES if site.attrs[n] not in ("NONE", b"NONE")]
     if used:
         site.fail(used[0], "a plain softmax, and keys and values that are not quantised")
     if site.attrs["do_rotary"] and not (site.has(7) and site.has(8)):

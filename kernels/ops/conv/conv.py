@@ -113,7 +113,7 @@ def _infer_fused(site: Site) -> tuple[TensorType, ...]:
     read_parameters(site)
     (y,) = _infer(site)
     if site.has(3) and site.shaped(3, y.shape).dtype != y.dtype:
-        site.fail(f"a sum Z of {site.type(3)}", f"{y}, as the convolution gives")
+        site.fail(f"Z (input 3) is {site.type(3)}", f"{y}, the type of the convolution")
     return (y,)
 
 

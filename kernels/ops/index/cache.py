@@ -54,13 +54,13 @@ def write_cache(target: Target, T: str) -> Body:
 def _infer(site: Site) -> tuple[TensorType, ...]:
     cache, rows = site.real(0), site.real(1)
     if cache.rank != 4 or rows.rank != 4:
-        site.wrong(f"the cache is {cache}, the rows {rows}; expected 4 dimensions")
+        site.wrong(f"the cache is {cache} and the rows are {rows}; expected 4 dimensions each")
     batch, heads, capacity, width = cache.shape
     count = rows.shape[2]
     site.shaped(1, (batch, heads, count, width))
     site.shaped(2, (batch,))
     if isinstance(capacity, int) and isinstance(count, int) and count > capacity:
-        site.wrong(f"{count} rows for a cache {cache}")
+        site.wrong(f"input 1 has {count} rows, but the cache has room for {capacity}")
     return (cache.but(),)
 
 

@@ -319,7 +319,10 @@ def _gather_fold(site: Site) -> tuple[Array, ...]:
     x, index = site.known(0, "the input"), site.known(1, "the indices").astype(np.int64)
     n, axis = x.shape[site.attrs["axis"]], site.attrs["axis"]
     if not np.all((index >= -n) & (index < n)):
-        site.wrong(f"an index outside [-{n}, {n}) of axis {axis}")
+        site.wrong(
+            f"index {index[(index < -n) | (index >= n)].flat[0]} is outside [-{n}, {n}), "
+            f"the range of axis {axis}"
+        )
     return (np.asarray(x.take(index, axis=axis)),)
 
 

@@ -274,7 +274,7 @@ def gather_nd(target: Target, T: str) -> Body:
 def _read_reduction(site: Site) -> str:
     op = str(site.attrs.get("reduction", "none"))
     if op not in REDUCTIONS:
-        site.fail(f"reduction {op!r}", ", ".join(REDUCTIONS))
+        site.fail(f"reduction is {op!r}", ", ".join(REDUCTIONS))
     return op
 
 
@@ -425,9 +425,13 @@ def _infer_gathered(site: Site, data: TensorType, index: TensorType) -> list[Any
     batch = site.attrs.get("batch_dims", 0)
     k = index.shape[-1] if index.rank else 0
     if not isinstance(k, int):
-        site.fail("the last dimension of the indices is not known")
+        site.fail(f"the last dimension of the indices, {k!r}, is not known", "a fixed size")
     if not 0 <= batch < min(index.rank, data.rank) or not 1 <= k <= data.rank - batch:
-        site.wrong(f"indices {index} with {batch} batch dimensions into data {data}")
+        site.wrong(
+            f"the indices {index} do not fit the data {data} with batch_dims={batch}; "
+            "expected batch_dims below both ranks, and in the last dimension of the indices at "
+            "most as many numbers as data has further dimensions"
+        )
     for mine, other in zip(data.shape[:batch], index.shape, strict=False):
         if isinstance(mine, int) and isinstance(other, int) and mine != other:
             site.wrong(f"a batch dimension is {mine} in data, but {other} in indices")
@@ -454,7 +458,7 @@ def _cache_infer(site: Site) -> tuple[TensorType, ...]:
     past, update = site.type(0), site.type(1)
     axis = normalise_axis(site, site.attrs["axis"], past.rank)
     if axis == 0:
-        site.wrong("axis=0 is the axis of the batch; expected another")
+        site.wrong(f"axis is {site.attrs['axis']}, the axis of the batch; expected another")
     if update.rank != past.rank:
         site.wrong(f"input 1 is {update}; expected rank {past.rank}")
     site.shaped(1, [*past.shape[:axis], update.shape[axis], *past.shape[axis + 1 :]])

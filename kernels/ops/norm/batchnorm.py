@@ -177,7 +177,7 @@ def _infer_folded(site: Site) -> tuple[TensorType, ...]:
     w = site.real(0)
     for i in (*range(1, 5), *([5] if site.has(5) else [])):
         if site.shaped(i, w.shape[:1]).dtype != w.dtype:
-            site.fail(f"input {i} is {site.type(i)} and the weights {w}", "one element type")
+            site.fail(f"input {i} is {site.type(i)}, but the weights are {w}", "one element type")
     return (w.but(), *[w.but(w.shape[:1])] * 2)[: site.n_outs]
 
 
@@ -309,7 +309,7 @@ def share_of_one(nodes: Nodes) -> str:
     """1 / n, the share that one of the n values of a channel has in their mean."""
     t = nodes.site.type(1)
     if not t.size:
-        nodes.site.wrong(f"an empty tensor {t}, whose channels have no mean")
+        nodes.site.wrong(f"input 1 is {t}, which has no elements, so its channels have no mean")
     return nodes.sized(1 / (t.size / t.dims[1]), 1)
 
 

@@ -123,7 +123,7 @@ def _images(groups: str, per_group: Callable[[Site], bool]) -> Callable[[Site], 
             site.wrong(f"{channels} channels are not divisible by {groups}={count}")
         for i in (1, 2):
             if site.shaped(i, (count if per_group(site) else channels,)).dtype != x.dtype:
-                site.fail(f"input {i} is {site.type(i)} beside X of {x.dtype}", "one element type")
+                site.fail(f"input {i} is {site.type(i)}, but X is {x.dtype}", "one element type")
         return (x.but(),)
 
     return infer
@@ -131,7 +131,7 @@ def _images(groups: str, per_group: Callable[[Site], bool]) -> Callable[[Site], 
 
 def _infer_ms(site: Site) -> tuple[TensorType]:
     if site.type(0).rank != 4 or site.attrs["activation"] not in (0, 1):
-        unsupported = f"X {site.type(0)}, activation {site.attrs['activation']}"
+        unsupported = f"X is {site.type(0)} and activation {site.attrs['activation']}"
         site.fail(unsupported, "X of rank 4, activation 0 or 1")
     return _images("groups", lambda s: False)(site)
 
@@ -140,7 +140,7 @@ def _infer_lp(site: Site) -> tuple[TensorType]:
     x = site.real(0)
     normalise_axis(site, site.attrs["axis"], x.rank)
     if site.attrs["p"] not in (1, 2):
-        site.fail(f"p = {site.attrs['p']}", "1 or 2")
+        site.fail(f"p is {site.attrs['p']}", "1 or 2")
     return (x.but(),)
 
 
@@ -154,7 +154,10 @@ def _infer_axes(site: Site) -> tuple[TensorType]:
 def _infer_response(site: Site) -> tuple[TensorType]:
     x = site.real(0)
     if x.rank < 3 or site.attrs.get("size", 0) < 1:
-        site.fail(f"X {x}, size {site.attrs.get('size')}", "[N, C, pixels...], size from 1")
+        site.fail(
+            f"X is {x} and size {site.attrs.get('size')}",
+            "[N, C, pixels...] and a size of 1 or more",
+        )
     return (x.but(),)
 
 

@@ -97,7 +97,9 @@ def _embed(nodes: Nodes) -> tuple[str, ...]:
 def _infer_embed(site: Site) -> tuple[TensorType, ...]:
     ids, words = site.type(0), site.real(2)
     if ids.rank != 2 or words.rank != 2:
-        site.wrong(f"ids {ids} and words {words}; expected [batch, length] and [words, size]")
+        site.wrong(
+            f"the ids are {ids} and the words {words}; expected [batch, length] and [words, size]"
+        )
     for i, shape in ((1, ids.shape), (7, ids.shape), (5, words.shape[1:]), (6, words.shape[1:])):
         if site.has(i):
             site.shaped(i, shape)

@@ -186,7 +186,7 @@ def _add_squares(
 
 def _read_max_norm(site: Site) -> float:
     if site.attrs["norm_type"] not in ("fro", b"fro"):
-        site.fail(f"norm_type {site.attrs['norm_type']!r}", "'fro'")
+        site.fail(f"norm_type is {site.attrs['norm_type']!r}", "'fro'")
     return float(site.attrs["max_norm"])
 
 
@@ -245,7 +245,7 @@ def check_attributes(site: Site, known: Mapping[str, Any]) -> None:
                 f"attribute {name!r}{suggest_nearest(name, known)}", ", ".join(known) or "none"
             )
         if isinstance(value, float) and not math.isfinite(value):
-            site.fail(f"{name} = {value}", "finite numbers")
+            site.fail(f"{name} is {value}", "finite numbers")
 
 
 def check_floats(site: Site, first: int = 0) -> None:
@@ -272,17 +272,21 @@ def _check_places(site: Site) -> None:
     if not (begins or sizes or counts):
         return
     if len(counts) != len(site.ins) or min(counts, default=0) < 0:
-        site.fail(f"counts = {list(counts)}", f"{len(site.ins)} numbers from 0 on, one per input")
+        site.fail(f"counts is {list(counts)}", f"{len(site.ins)} numbers from 0 on, one per input")
     if not len(begins) == len(sizes) == sum(counts):
         site.fail(
-            f"{len(begins)} begins and {len(sizes)} sizes", f"{sum(counts)}, the sum of counts"
+            f"begins has {len(begins)} numbers and sizes {len(sizes)}",
+            f"{sum(counts)}, the sum of counts",
         )
     parts = zip(begins, sizes, strict=True)
     for i, count in enumerate(counts):
         t = site.type(i)
         for begin, size in islice(parts, count):
             if t.dtype not in FLOATS or min(begin, size) < 0 or begin + size > t.size:
-                site.fail(f"elements {begin} to {begin + size} of input {i}, {t}", "parts of it")
+                site.fail(
+                    f"begins and sizes select elements {begin} to {begin + size} of input {i}, {t}",
+                    "ranges inside the input",
+                )
 
 
 def _clip_infer(site: Site) -> tuple[TensorType, ...]:

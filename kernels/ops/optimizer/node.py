@@ -210,11 +210,13 @@ def rule(update: Update, attrs: Mapping[str, Any]) -> Callable[[Site], tuple[Ten
         check_attributes(site, attrs)
         decays = {n: float(site.attrs[n]) for n in DECAYS if n in site.attrs}
         if not all(0 <= x < 1 for x in decays.values()):
-            site.fail(", ".join(f"{n} {x}" for n, x in decays.items()), "from 0 to below 1")
+            site.fail(", ".join(f"{n} is {x}" for n, x in decays.items()), "from 0 to below 1")
         p, states = site.type(at), update.states(site.attrs)
         signal = at + 2 + len(states)
         if p.dtype in TRAINED_INTEGERS and (states or not update.has_step):
-            site.fail(f"parameters of {p.dtype}", "f32, f64; SGD without momentum takes integers")
+            site.fail(
+                f"the parameters are {p.dtype}", "f32, f64; SGD without momentum takes integers"
+            )
         expected = {0: RATE, signal: TensorType("b1", (1,)), signal + 1: FACTOR}
         if update.has_step:
             expected[1] = TensorType("i64", (1,))
@@ -228,7 +230,9 @@ def rule(update: Update, attrs: Mapping[str, Any]) -> Callable[[Site], tuple[Ten
                 site.wrong(f"input {i} is {site.type(i)}; expected {expected.get(i, p)}")
         if len(site.ins) > signal + 2:
             more = "the signal and the factor"
-            site.fail(f"{len(site.ins)} inputs", f"{signal}, {more}, with these attributes")
+            site.fail(
+                f"the node has {len(site.ins)} inputs", f"{signal}, {more}, with these attributes"
+            )
         types = (TensorType("b1", (1,)), *(site.type(i) for i in (at, *range(at + 2, signal))))
         return types[: max(site.n_outs, 1)]
 

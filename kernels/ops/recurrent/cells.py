@@ -102,7 +102,7 @@ def _read_curve(
     T: str,
 ) -> Curve:
     if name.lower() not in _BY_NAME:
-        site.fail(f"activation {name!r}", ", ".join(ACTIVATIONS))
+        site.fail(f"activations has {name!r}", ", ".join(ACTIVATIONS))
     title, known = _BY_NAME[name.lower()]
     a = None if known.alpha is None else float(next(alphas, known.alpha))
     b = None if known.beta is None else float(next(betas, known.beta))

@@ -127,18 +127,18 @@ def read_shape(site: Site, stored: Sequence[str] = ()) -> Shape:
     kind = next(k for k in GATES if site.op.startswith(k))
     x = site.type(0) if stored else site.real(0)
     if x.rank != 3:
-        site.wrong(f"X is {x}; expected 3 axes")
+        site.wrong(f"X is {x}; expected rank 3")
     direction = site.attrs["direction"]
     known = ("forward",) if site.domain == MS else ("forward", "reverse", "bidirectional")
     if direction not in known:
-        site.fail(f"direction {direction!r}", ", ".join(known))
+        site.fail(f"direction is {direction!r}", ", ".join(known))
     if site.attrs.get("layout", 0) not in (0, 1) or (
         site.domain == MS and site.attrs.get("layout", 0)
     ):
-        site.fail(f"layout {site.attrs['layout']}", "0" if site.domain == MS else "0, 1")
+        site.fail(f"layout is {site.attrs['layout']}", "0" if site.domain == MS else "0, 1")
     hidden = site.attrs.get("hidden_size") or site.type(2).shape[-1]
     if not isinstance(hidden, int) or hidden < 1:
-        site.fail(f"hidden_size {hidden}", "a positive number")
+        site.fail(f"hidden_size is {hidden}", "1 or more")
     t, b, width = x.shape
     if site.attrs.get("layout", 0):
         t, b = b, t
@@ -148,7 +148,10 @@ def read_shape(site: Site, stored: Sequence[str] = ()) -> Shape:
             given = site.shaped(i, shape.of(what))
             integers = {"lens": ("i32",), "q": ("i8",), "sums": ("i32",)}
             if given.dtype not in integers.get(what, (x.dtype, *stored)):
-                raise DTypeError(f"{site.where()}: input {i} is {given}; X is {x}, lengths are i32")
+                raise DTypeError(
+                    f"{site.where()}: input {i} is {given}; expected "
+                    f"{integers.get(what, (x.dtype,))[0]}, as X is {x}"
+                )
         elif what in ("w", "r", "q", "sums", "factor", "y", "cells", "gates"):
             site.type(i)
     read_curves(site, DEFAULTS[kind], shape.directions, stored[0] if stored else x.dtype)

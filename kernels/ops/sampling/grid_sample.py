@@ -43,13 +43,13 @@ def _check(site: Site, i: int) -> tuple[TensorType, TensorType]:
     x, grid = site.real(i), site.real(i + 1)
     for name, known in (("mode", MODES), ("padding_mode", PADDINGS)):
         if site.attrs[name] not in known:
-            site.fail(f"{name} {site.attrs[name]!r}", ", ".join(known))
+            site.fail(f"{name} is {site.attrs[name]!r}", ", ".join(known))
     if not 4 <= x.rank <= 5:
         site.fail(f"the images have {x.rank - 2} spatial axes", "2 or 3")
     if 0 in x.shape[2:]:
         site.wrong(f"the images are {x}, which has no pixels")
     if grid.dtype != x.dtype:
-        site.fail(f"images of {x.dtype} and points of {grid.dtype}", "both of one type")
+        site.fail(f"the images are {x.dtype} and the points {grid.dtype}", "both of one type")
     site.shaped(i + 1, (x.shape[0], *(make_symbol(site, a) for a in range(2, x.rank)), x.rank - 2))
     return x, grid
 

@@ -159,9 +159,9 @@ def _check(site: Site) -> None:
         ("keep_aspect_ratio_policy", ("stretch", "not_larger", "not_smaller")),
     ):
         if site.attrs[name] not in known:
-            site.fail(f"{name} {site.attrs[name]!r}", ", ".join(known))
+            site.fail(f"{name} is {site.attrs[name]!r}", ", ".join(known))
     if site.attrs["antialias"] and site.attrs["mode"] == "nearest":
-        site.fail("antialias in mode nearest", "linear, cubic")
+        site.fail("antialias is 1 and mode is 'nearest'", "antialias in the modes linear and cubic")
 
 
 def _read_axes(site: Site, rank: int) -> list[int]:
@@ -184,16 +184,23 @@ def _find_stretches(
     """
     axes = _read_axes(site, x.rank)
     if _is_given(site, at) == _is_given(site, at + 1):
-        site.fail("inputs scales and sizes", "one of the two")
+        site.fail(
+            f"scales and sizes are {'both' if _is_given(site, at) else 'not'} given",
+            "one of the two",
+        )
     is_scaled = _is_given(site, at)
     value = site.value(at if is_scaled else at + 1)
     if value is None:
         return None
     wanted = [float(v) for v in value.reshape(-1)]
     if len(wanted) != len(axes):
-        site.wrong(f"{len(wanted)} {'scales' if is_scaled else 'sizes'} for {len(axes)} axes")
+        site.wrong(
+            f"{'scales' if is_scaled else 'sizes'} has {len(wanted)} numbers; expected "
+            f"{len(axes)}, one per axis"
+        )
     if not all(0 < v < LONGEST for v in wanted):
-        site.wrong(f"scales {wanted}" if is_scaled else f"sizes {[int(v) for v in wanted]}")
+        title = f"scales are {wanted}" if is_scaled else f"sizes are {[int(v) for v in wanted]}"
+        site.wrong(f"{title}; expected numbers above 0 and below {LONGEST}")
     if is_scaled:
         return {a: _scale(site, a, x.shape[a], v) for a, v in zip(axes, wanted, strict=True)}
     return _stretch_to_sizes(site, x, dict(zip(axes, map(int, wanted), strict=True)))
@@ -233,7 +240,10 @@ def _infer_out(site: Site, x: TensorType, at: int) -> tuple[Dim, ...]:
         return tuple(make_symbol(site, a) if a in axes else d for a, d in enumerate(x.shape))
     out = tuple(stretches[a][0] if a in stretches else d for a, d in enumerate(x.shape))
     if any(isinstance(d, int) and d >= LONGEST for d in out):
-        site.wrong(f"an output of the shape {list(out)}; an axis has fewer than {LONGEST} elements")
+        site.wrong(
+            f"the output would have the shape {list(out)}; expected fewer than {LONGEST} "
+            "elements along an axis"
+        )
     return out
 
 
@@ -245,7 +255,7 @@ def _plan_axes(site: Site, x: TensorType, y: TensorType, at: int) -> dict[int, S
         # The region is a constant: the tables of weights are made of it.
         roi = site.known(at - 1, "roi")
         if roi.size != 2 * len(axes):
-            site.wrong(f"roi of {roi.size} elements for {len(axes)} axes")
+            site.wrong(f"roi has {roi.size} numbers; expected 2 for each of {len(axes)} axes")
         roi = roi.reshape(2, -1).astype(np.float64)
     given = _find_stretches(site, x, at) if _is_given(site, at) or _is_given(site, at + 1) else None
     out = {}
@@ -265,9 +275,9 @@ def _infer(site: Site) -> tuple[TensorType, ...]:
     _check(site)
     x, mode = site.type(0), site.attrs["mode"]
     if mode != "nearest" and x.dtype not in FLOATS and not _cuts_fractions(site):
-        wide = " of an antialiased or cropped image" if mode == "linear" else ""
+        wide = ", with antialiasing or cropping" if mode == "linear" else ""
         site.fail(
-            f"{x.dtype} in mode {mode}{wide}",
+            f"the image is {x.dtype} and mode is {mode!r}{wide}",
             "f32, f64; i8, u8, i32 in mode linear without antialiasing and cropping; any type in "
             "mode nearest",
         )
@@ -319,7 +329,7 @@ def _lower_nearest(lowering: Lowering, x: Operand, y: Operand, plans: dict[int, 
     for i, (axis, plan) in enumerate(plans.items()):
         place, index = order.index(axis), _nearest_index(lowering.site, plan)
         if index.min() < 0:
-            lowering.site.fail(f"extrapolation of {x.type.dtype}", "f32, f64")
+            lowering.site.fail(f"the image is {x.type.dtype} and extrapolated", "f32, f64")
         walk = (math.prod(dims[:place]), plan.size, math.prod(dims[place + 1 :]))
         dims[place] = plan.out
         out = y if i == len(plans) - 1 else lowering.temp(x.type.dtype, dims)
@@ -340,7 +350,7 @@ def _infer_grad(site: Site) -> tuple[TensorType, ...]:
     site.real(0)
     x = site.type(1)
     if x.rank and 0 in site.type(0).shape and 0 not in x.shape:
-        site.wrong(f"input 0 is {site.type(0)}, of no elements")
+        site.wrong(f"input 0 is {site.type(0)}, which has no elements")
     if site.type(0).rank != x.rank:
         site.wrong(f"input 0 is {site.type(0)}; expected rank {x.rank}")
     site.shaped(
@@ -372,9 +382,9 @@ def _upsample_infer(site: Site) -> tuple[TensorType, ...]:
         return (x.but([make_symbol(site, i) for i in range(x.rank)]),)
     scales = [float(v) for v in np.asarray(scales).reshape(-1)]
     if len(scales) != x.rank:
-        site.wrong(f"{len(scales)} scales for {x.rank} axes")
+        site.wrong(f"scales has {len(scales)} numbers; expected {x.rank}, one per axis")
     if not all(0 < v < LONGEST for v in scales):
-        site.wrong(f"scales {scales}")
+        site.wrong(f"scales are {scales}; expected numbers above 0 and below {LONGEST}")
     return (x.but([_scale(site, i, x.shape[i], v)[0] for i, v in enumerate(scales)]),)
 
 

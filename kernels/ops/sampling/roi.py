@@ -74,12 +74,12 @@ def _aligned(site: Site, i: int) -> TensorType:
     x = _images(site, i)
     regions = site.shaped(i + 1, (site.type(i + 2).shape[0], 4))
     if regions.dtype != x.dtype:
-        site.fail(f"{x.dtype} images and {regions.dtype} regions", "both of one type")
+        site.fail(f"the images are {x.dtype} and the regions {regions.dtype}", "both of one type")
     mode, where = site.attrs["mode"], _read_mode(site)
     if mode not in MODES:
-        site.fail(f"mode {mode!r}", ", ".join(MODES))
+        site.fail(f"mode is {mode!r}", ", ".join(MODES))
     if where not in COORDINATES:
-        site.fail(f"coordinate_transformation_mode {where!r}", ", ".join(COORDINATES))
+        site.fail(f"coordinate_transformation_mode is {where!r}", ", ".join(COORDINATES))
     bins = site.attrs["output_height"], site.attrs["output_width"]
     return x.but((regions.shape[0], x.shape[1], *bins))
 
@@ -141,9 +141,11 @@ def _pool_infer(site: Site) -> tuple[TensorType, ...]:
     x = _images(site, 0)
     regions = site.shaped(1, (site.type(1).shape[0], 5)).shape[0]
     if site.type(1).dtype != x.dtype:
-        site.fail(f"{x.dtype} images and {site.type(1).dtype} regions", "both of one type")
+        site.fail(
+            f"the images are {x.dtype} and the regions {site.type(1).dtype}", "both of one type"
+        )
     if len(site.attrs.get("pooled_shape", ())) != 2:
-        site.fail(f"pooled_shape {site.attrs.get('pooled_shape')}", "2 numbers")
+        site.fail(f"pooled_shape is {site.attrs.get('pooled_shape')}", "2 numbers")
     return (x.but((regions, x.shape[1], *site.attrs["pooled_shape"])),)
 
 
