@@ -420,12 +420,12 @@ def _check_parts(nodes: Sequence[Node], kinds: Mapping[str, str]) -> None:
     strange = sorted(set(seen) - set(kinds))
     missing = sorted(set(kinds) - set(seen))
     for what, names in (
-        ("more than once", twice),
-        ("that are not trained", strange),
-        ("too few times (trained, but not updated)", missing),
+        ("updates parameters more than once", twice),
+        ("updates parameters that are not trained", strange),
+        ("does not update trained parameters", missing),
     ):
         if names:
-            raise ModelError(f"the optimizer model updates parameters {what}: {names}")
+            raise ModelError(f"the optimizer model {what}: {names}")
 
 
 def _check_inputs(graph: Graph, node: Node, names: Sequence[str]) -> list[State]:

@@ -447,7 +447,7 @@ def _find_signed(formula: Formulas, kinds: Sequence[str]) -> str:
     dtypes = formula.infer_dtypes(kinds)
     for name, *places in formula.terms:
         if name in ("neg", "sub") and any(dtypes[p] == "b1" for p in places):
-            return f"{name} of b1"
+            return f"it would compute {name} of b1"
     return ""
 
 

@@ -130,7 +130,7 @@ class Formulas:
             refused = _list_refused(term[0])
             bad = {k for p in list_arguments(term) if (k := dtypes[p]) and k in refused}
             if bad:
-                return f"{term[0].rstrip('_')} of {', '.join(sorted(bad))}"
+                return f"it would compute {term[0].rstrip('_')} of {', '.join(sorted(bad))}"
         return ""
 
     def evaluate(self, inputs: Sequence[Any]) -> list[Any]:

@@ -380,7 +380,8 @@ def no_moments(proto: onnx.ModelProto) -> None:
     [
         (attribute(0, "parameters", ["c", "x"]), ModelError, r"more than once: \['c'\]"),
         (attribute(0, "parameters", ["x"]), ModelError, r"that are not trained: \['x'\]"),
-        (attribute(1, "parameters", ["c"]), ModelError, r"never, .*: \['a.bias', 'b.bias'\]"),
+        (attribute(1, "parameters", ["c"]), ModelError, r"does not update .*: "
+        r"\['a.bias', 'b.bias'\]"),
         (lambda m: m.graph.node[0].input.__setitem__(4, "params"), ModelError, "keeps its state"),
         (lambda m: m.graph.node[0].output.insert(0, ""), ModelError, "lacks its first output"),
         (lambda m: m.graph.input.add().CopyFrom(
@@ -388,7 +389,7 @@ def no_moments(proto: onnx.ModelProto) -> None:
          DTypeError, r"input 'extra' as f32\[1\], expected seq\(f32\)"),
         (lambda m: setattr(m.graph.node[0], "op_type", "AdmOptimizer"), UnsupportedOpError,
          "nearest: 'AdamOptimizer'"),
-        (attribute(0, "alpha", 1.5), UnsupportedOpError, "alpha 1.5, beta .*from 0 to below 1"),
+        (attribute(0, "alpha", 1.5), UnsupportedOpError, "alpha is 1.5, beta .*from 0 to below 1"),
         (attribute(0, "momentum", 0.5), ModelError, "unknown attribute 'momentum'"),
         (no_moments, UnsupportedOpError, "input 4 is missing"),
     ],

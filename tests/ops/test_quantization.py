@@ -227,15 +227,16 @@ REFUSED: dict[str, tuple[str, dict[str, object], str]] = {
     "a divisor of 0": (LINEAR, {"ys": 0.0}, r"scale \(input 6\) is 0.0; .* above 0"),
     "a divisor below 0": (LINEAR, {"ys": -0.5}, r"scale \(input 6\) is -0.5; .* above 0"),
     "too few scales": (WEIGHTS, {"s": [1, 1, 1]}, r"input 1 .*expected the shape \[4\]"),
-    "a block below 0": (WEIGHTS.replace("=0>", "=0, block_size=-2>"), {}, "block_size=-2"),
+    "a block below 0": (WEIGHTS.replace("=0>", "=0, block_size=-2>"), {}, "block_size is -2"),
     "blocks that do not divide": (
         WEIGHTS.replace("=0>", "=0, block_size=3>"), {"s": np.ones((1, 3)), "z": 0},
         r"input 1 .*expected the shape \[2, 3\]",
     ),
-    "mixed signs": (WEIGHTS, {"z": np.uint8(3)}, r"\(input 2\) is u8\[\], of i8\[4,3\]"),
+    "mixed signs": (WEIGHTS, {"z": np.uint8(3)}, r"\(input 2\) is u8\[\], but the "
+    r"integers are i8\[4,3\]"),
     "a result's scale": (LINEAR, {"ys": np.inf}, r"scale \(input 6\) is inf"),
     "scales of columns": (LINEAR, {"s": [1, 1]}, r"input 4\) is f32\[2\]; .* 1 element, or 3"),
-    "signs of a column": (LINEAR, {"z": np.uint8(3)}, r"\(input 5\) .*of i8\[4,3\] \(input 3\)"),
+    "signs of a column": (LINEAR, {"z": np.uint8(3)}, r"\(input 5\) .* are i8\[4,3\] \(input 3\)"),
 }  # fmt: skip
 
 

@@ -55,7 +55,9 @@ def test_artifacts_have_a_plan_for_each_phase(capsys: pytest.CaptureFixture[str]
     alone = json.loads(said(capsys, *words, "--budget", "1MB", "--json"))
     assert alone == {"step, batch 4": step}
     assert cli.main(["plan", *map(str, words), "--budget", "10kB"]) == 1
-    assert re.search("smallest possible budget is .*train the last layer", capsys.readouterr().err)
+    assert re.search(
+        "smallest possible budget is .*train only the last layer", capsys.readouterr().err
+    )
 
 
 def test_steps_of_ranks_and_their_nodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

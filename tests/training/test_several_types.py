@@ -270,7 +270,7 @@ def without_inputs(proto: onnx.ModelProto) -> None:
     ("change", "error", "message"),
     [
         (listed(0, ["body.bias"]), ModelError, "updates parameters of f32, but lists others"),
-        (without_wide, ModelError, r"never, .*: \['body.bias', 'head.weight'\]"),
+        (without_wide, ModelError, r"does not update .*: \['body.bias', 'head.weight'\]"),
         (without_inputs, ModelError, r"lacks the inputs \['params.f64', 'gradients.f64'\]"),
         (lambda m: m.graph.node[1].input.__setitem__(3, "gradients"), ModelError,
          "reads 'gradients'; expected 'gradients.f64'"),
