@@ -383,18 +383,48 @@ def spread_mean(target: Target, T: str, S: str) -> Any:
 
 
 def copy_rows(target: Target, T: str) -> Any:
-    """copy_rows(dst, src, ldd, lds, rows, n): dst[r ldd + i] = src[r lds + i], r < rows, i < n."""
+    """copy_rows(dst, src, ldd, lds, rows, n): dst[r ldd + i] = src[r lds + i], r < rows, i < n.
+
+    Without masks the last elements are moved as a vector that begins earlier, with some that are in
+    place already: windows of three channels are nine elements, and a call for one of them takes
+    longer than the other eight.
+    """
     P = types.CPointer(NUMBA[T])
 
     def emit(context: Any, b: Any, sig: Any, args: Any) -> Any:
         dst, src, ldd, lds, rows, n = args
         v = Channels(b, target, T)
 
-        def row(r: Any) -> None:
-            to, at = b.gep(dst, [b.mul(r, ldd)]), b.gep(src, [b.mul(r, lds)])
+        def copy_each(move_row: Callable[[Any, Any], None]) -> None:
+            def row(r: Any) -> None:
+                move_row(b.gep(dst, [b.mul(r, ldd)]), b.gep(src, [b.mul(r, lds)]))
+
+            counted(b, I64(0), rows, 1, row)
+
+        def move_masked(to: Any, at: Any) -> None:
             v.walk(n, lambda ids: v.write(v.read(at, ids[0]), to, ids[0]), 1)
 
-        counted(b, I64(0), rows, 1, row)
+        def move_long(to: Any, at: Any) -> None:
+            def move(i: Any) -> None:
+                v.write(v.read(at, i), to, i)
+
+            counted(b, I64(0), b.sub(n, I64(1)), v.lanes, move)
+            move(b.sub(n, I64(v.lanes)))
+
+        def move_short(to: Any, at: Any) -> None:
+            counted(
+                b, I64(0), n, 1,
+                lambda i: b.store(b.load(b.gep(at, [i]), typ=LLVM[T]), b.gep(to, [i])) and None,
+            )  # fmt: skip
+
+        if v.masks:
+            copy_each(move_masked)
+            return context.get_dummy_value()
+        with b.if_else(b.icmp_signed(">=", n, I64(v.lanes))) as (long, short):
+            with long:
+                copy_each(move_long)
+            with short:
+                copy_each(move_short)
         return context.get_dummy_value()
 
     def op(typingctx, dst, src, ldd, lds, rows, n):
