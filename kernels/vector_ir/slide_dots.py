@@ -7,6 +7,10 @@ lines of weights, eight sums and a pixel are fifteen registers of windows three 
 fits every target.  Tiles follow each other along the line and channels are innermost, so that
 memory is read and written in the order in which it lies.
 
+Code for whole tiles checks the columns at the edges alone, so that it serves where padding is, too.
+A last tile that would be a part begins earlier, and makes some outputs twice, with the same bits;
+where they are sums of gradients, a part stays a part, and everything in it is checked.
+
 Kernels describe a row of tiles by the words `TILES` (`depthwise.py` computes them).  Weights, and
 sums of their gradients, lie by vectors of channels: [channel / lanes][tap][lanes].
 """
@@ -22,7 +26,7 @@ from llvmlite import ir
 from numba import types
 
 from engine.kernels.machine.target import Target
-from engine.kernels.vector_ir.curves import at_least, at_most_six, hard_swish
+from engine.kernels.vector_ir.curves import at_least, at_most, hard_swish
 from engine.kernels.vector_ir.scalars import memory, read, written
 from engine.kernels.vector_ir.slide import Channels
 from engine.kernels.vector_ir.vectors import (
@@ -34,6 +38,8 @@ from engine.kernels.vector_ir.vectors import (
     counted,
     intrinsic,
     load,
+    opaque,
+    reserve,
     splat,
     store,
 )
@@ -63,8 +69,15 @@ def find_tap(column: int, pixel: int, width: int, step: int) -> int | None:
 class Tiles:
     """Emits the loops over the tiles of two lines, their channels, and the rows they see."""
 
-    def __init__(self, v: Channels, pixels: int, width: int, step: int, words: Any) -> None:
+    def __init__(
+        self, v: Channels, pixels: int, width: int, step: int, words: Any, *, overlap: bool = False
+    ) -> None:
+        """Read the words of a row of tiles.
+
+        overlap: the last tile may begin earlier, so that it is whole.
+        """
         self.v, self.b, self.many, self.width, self.step = v, v.b, pixels, width, step
+        self.overlap = overlap
         self.g: Any = SimpleNamespace(**{name: self._read(words, name) for name in TILES.members})
         self.c: Any = None  # the channel
         self.o: Any = None  # the first pixel of the tile
@@ -92,8 +105,14 @@ class Tiles:
 
         def tile(t: Any) -> None:
             first = b.mul(t, I64(self.many))
-            self.o, self.col = b.add(g.first, first), b.add(g.col, b.mul(t, g.col_tile))
-            self.x_at, self.y_at = b.mul(t, g.x_tile), b.mul(first, g.y_pixel)
+            self.col, self.x_at = b.mul(t, g.col_tile), b.mul(t, g.x_tile)
+            if self.overlap:
+                pixels, columns = self._count_over(first)
+                first = b.sub(first, pixels)
+                self.col = b.sub(self.col, b.mul(columns, g.col_pixel))
+                self.x_at = b.sub(self.x_at, b.mul(columns, g.x_pixel))
+            self.o, self.col = b.add(g.first, first), b.add(g.col, self.col)
+            self.y_at = b.mul(first, g.y_pixel)
             whole = self._whole()
             if before is not None:
                 self.c, self.checked = I64(0), True
@@ -140,11 +159,27 @@ class Tiles:
         else:
             self.v.walk(g.channels, channels, 1)
 
+    def _count_over(self, first: Any) -> tuple[Any, Any]:
+        """Return the pixels by which a tile begins earlier, so that it ends with the line.
+
+        And the columns that these are.  There are none where the first tile has too many pixels.
+        """
+        b, g, by = self.b, self.g, max(1, -self.step)
+        over = b.sub(b.add(b.add(g.first, first), I64(self.many)), g.outs)
+        over = b.and_(over, I64(-by))  # so that pixels see the same taps; one may stay too many
+        fits = b.and_(b.icmp_signed(">", over, I64(0)), b.icmp_signed("<=", over, first))
+        over = b.select(fits, over, I64(0))
+        return over, b.sdiv(over, I64(by)) if by > 1 else over
+
     def _whole(self) -> Any:
-        """Return whether all pixels of the tile are there, and all columns that they see."""
+        """Return whether all pixels of the tile are there, and all columns that they see.
+
+        Of compiled rows the columns at the edges, where padding is, are checked one by one.
+        """
         b, g = self.b, self.g
         if self.width:
-            low, reach = self.col, I64(count_columns(self.many, self.width, self.step) - 1)
+            low = b.add(self.col, I64(self.edge))
+            reach = I64(count_columns(self.many, self.width, self.step) - 1 - 2 * self.edge)
         else:
             taps = b.mul(b.sub(g.taps_w, I64(1)), g.col_tap)
             back = b.icmp_signed("<", taps, I64(0))
@@ -173,6 +208,38 @@ class Tiles:
             fn = intrinsic(b.module, "llvm.prefetch.p0", ir.VoidType(), kinds)
             b.call(fn, [place, I32(int(write)), I32(3), I32(1)])
 
+    @property
+    def edge(self) -> int:
+        """The columns on each side of a compiled tile that padding of half a window may take.
+
+        None back of a stride: a tile has few columns, and pixel -1 where it meets padding.
+        """
+        return self.width // 2 if self.step > 0 else 0
+
+    @contextmanager
+    def _in_column(self, i: int) -> Iterator[None]:
+        """Write code that runs only if column i of the tile is one of x."""
+        outer = min(i, count_columns(self.many, self.width, self.step) - 1 - i)
+        if self.checked or outer < self.edge:
+            with self.b.if_then(
+                self.b.icmp_unsigned("<", self.b.add(self.col, I64(i)), self.g.size)
+            ):
+                yield
+        else:
+            yield
+
+    def _move(self, start: Any, last: Any, step: Any, i: int) -> Any:
+        """Return the pointer i steps after `start`; `last` is the one before it.
+
+        Each is made from the last, in one register for all.  In order, the load of a pointer would
+        wait for the sum before it, and so they are made from `start`.
+        """
+        if i == 0:
+            return start
+        if self.v.target.in_order:
+            return self.b.gep(start, [self.b.mul(step, I64(i))])
+        return self.b.gep(last, [step])
+
     def walk_pixels(
         self, lines: Sequence[Any], body: Callable[[int, int, Any], None], *, write: bool
     ) -> None:
@@ -180,32 +247,41 @@ class Tiles:
         b, g = self.b, self.g
 
         def walk_line(q: int) -> None:
+            start = here = b.gep(lines[q], [b.add(self.y_at, self.c)])
             for p in range(self.many):
+                here = self._move(start, here, g.y_pixel, p)
                 with self._among(b.add(self.o, I64(p)), g.outs):
-                    at = b.add(b.add(self.y_at, b.mul(g.y_pixel, I64(p))), self.c)
-                    next_at = b.mul(b.mul(g.ahead, g.y_pixel), I64(self.many))
-                    self.ask(lines[q], b.add(at, next_at), write=write)
-                    body(q, p, b.gep(lines[q], [at]))
+                    self.ask(here, b.mul(b.mul(g.ahead, g.y_pixel), I64(self.many)), write=write)
+                    body(q, p, here)
 
         walk_line(0)
         with b.if_then(b.icmp_signed("!=", g.two, I64(0))):
             walk_line(1)
 
-    def walk_rows(self, body: Callable[[tuple[int, ...], Any, Any], None]) -> None:
-        """body(lines, x, w) for every row: which lines see it, the offsets of row and weights."""
+    def walk_rows(self, x: Any, body: Callable[[tuple[int, ...], Any, Any], None]) -> None:
+        """body(lines, row, w) for every row of x: the lines that see it, a pointer, an offset.
+
+        row: to the channel of what tap 0 of pixel 0 sees.  w: of the weights.
+        """
         b, g = self.b, self.g
+        row_now, w_now = reserve(b, x.type), reserve(b, I64)
 
         def depth(d: Any) -> None:
-            x, w = b.mul(d, g.x_depth), b.mul(d, g.w_depth)
-            x, w = b.add(self.x_at, x), b.add(b.mul(self.c, g.taps), w)
+            first = b.gep(x, [b.add(b.add(self.x_at, self.c), b.mul(d, g.x_depth))])
+            w = b.add(b.mul(self.c, g.taps), b.mul(d, g.w_depth))
             for lines, begin, end in (
                 ((0,), g.only0_begin, g.only0_end),
                 ((0, 1), g.both_begin, g.both_end),
                 ((1,), g.only1_begin, g.only1_end),
             ):
+                b.store(b.gep(first, [b.mul(begin, g.x_row)]), row_now)
+                b.store(b.add(w, b.mul(begin, g.w_row)), w_now)
 
                 def row(r: Any, lines: tuple[int, ...] = lines) -> None:
-                    body(lines, b.add(x, b.mul(r, g.x_row)), b.add(w, b.mul(r, g.w_row)))
+                    here, w_here = b.load(row_now, typ=x.type), b.load(w_now, typ=I64)
+                    body(lines, here, w_here)
+                    b.store(b.gep(here, [g.x_row]), row_now)
+                    b.store(b.add(w_here, g.w_row), w_now)
 
                 counted(b, begin, end, 1, row)
 
@@ -213,28 +289,28 @@ class Tiles:
 
     def add_row(
         self,
-        x: Any,
-        at: Any,
+        row: Any,
         weights_at: Any,
         taps: Callable[[Any, int], Any],
         add: Callable[[Any, Any, int, int], None],
     ) -> None:
         """Emit add(weights, pixel of x, p, k) for each pixel p of a row of x and its tap k.
 
-        `taps(offset, count)` is a context with the weights of the row from that offset on: of all
-        taps if their number is known, otherwise of one tap at a time, k = 0.
+        row: as of `walk_rows`.  `taps(offset, count)` is a context with the weights of the row from
+        that offset on: of all taps if their number is known, otherwise of one tap at a time, k = 0.
         """
         b, g = self.b, self.g
         if self.width:
             with taps(weights_at, self.width) as weights:
+                here = row
                 for i in range(count_columns(self.many, self.width, self.step)):
-                    with self._among(b.add(self.col, I64(i)), g.size):
-                        place = b.add(b.add(at, b.mul(g.x_tap, I64(i))), self.c)
-                        value = self.v.read_pixel(x, place)
+                    here = self._move(row, here, g.x_tap, i)
+                    with self._in_column(i):
+                        value = self.v.read_pixel(here, I64(0))
                         # The first columns of the next tile are the last ones of this tile, which
                         # has asked for them already.
                         if i >= self.width - abs(self.step):
-                            self.ask(x, b.add(place, b.mul(g.ahead, g.x_tile)))
+                            self.ask(here, b.mul(g.ahead, g.x_tile))
                         for p in range(self.many):
                             k = find_tap(i, p, self.width, self.step)
                             if k is not None:
@@ -242,13 +318,14 @@ class Tiles:
             return
 
         def tap(k: Any) -> None:
-            column, here = b.mul(k, g.col_tap), b.add(at, b.mul(k, g.x_tap))
+            column, start = b.mul(k, g.col_tap), b.gep(row, [b.mul(k, g.x_tap)])
+            here = start
             with taps(b.add(weights_at, b.mul(k, g.w_tap)), 1) as weights:
                 for p in range(self.many):
+                    here = self._move(start, here, g.x_pixel, p)
                     col = b.add(b.add(self.col, column), b.mul(g.col_pixel, I64(p)))
                     with self._among(col, g.size):
-                        offset = b.add(here, b.mul(g.x_pixel, I64(p)))
-                        add(weights, self.v.read_pixel(x, b.add(offset, self.c)), p, 0)
+                        add(weights, self.v.read_pixel(here, I64(0)), p, 0)
 
         counted(b, I64(0), g.taps_w, 1, tap)
 
@@ -351,14 +428,19 @@ def window_dots(target: Target, T: str, pixels: int, width: int, step: int, S: s
     def emit(context: Any, b: Any, sig: Any, args: Any) -> Any:
         x, w0, w1, y0, y1, bias, words, mode = args
         v, weights_of = Channels(b, target, T, S), (w0, w1)
-        tiles = (ShortTiles if is_short else Tiles)(v, pixels, width, step, words)
+        kind = ShortTiles if is_short else Tiles
+        tiles = kind(v, pixels, width, step, words, overlap=not is_short)
         has_bias = b.icmp_signed("!=", b.and_(mode, I64(BIAS)), I64(0))
-        has_curve = b.icmp_signed("!=", b.and_(mode, I64(SIX | HARD_SWISH)), I64(0))
-        relu, six = (
-            splat(b, b.icmp_signed("!=", b.and_(mode, I64(bit)), I64(0)), v.lanes)
-            for bit in (RELU, SIX)
-        )
-        floor = b.select(relu, v.const(0.0), v.const(float("-inf")))
+        has_curve = b.icmp_signed("!=", b.and_(mode, I64(HARD_SWISH)), I64(0))
+        floor, ceiling = (
+            b.select(
+                splat(b, b.icmp_signed("!=", b.and_(mode, I64(bit)), I64(0)), v.lanes),
+                v.const(bound), v.const(infinite),
+            )
+            for bit, bound, infinite in ((RELU, 0.0, float("-inf")), (SIX, 6.0, float("inf")))
+        )  # fmt: skip
+        if target.keeps_order:  # a bound that LLVM knows would be compared with, and then masked
+            floor, ceiling = opaque(b, [floor, ceiling], "r")
         bent = v.slots([v.const(0.0)])[0]
 
         def tile() -> None:
@@ -368,10 +450,10 @@ def window_dots(target: Target, T: str, pixels: int, width: int, step: int, S: s
             first = b.load(start, typ=v.vt)
 
             def write(total: Any, to: Any) -> None:
-                made = at_least(b, total, floor)
+                made = at_most(b, at_least(b, total, floor), ceiling)
                 b.store(made, bent)
                 with b.if_then(has_curve):
-                    b.store(b.select(six, at_most_six(b, made), hard_swish(b, made)), bent)
+                    b.store(hard_swish(b, made), bent)
                 v.write_pixel(b.load(bent, typ=v.vt), to, I64(0))
 
             if isinstance(tiles, ShortTiles):
@@ -510,10 +592,11 @@ def _weigh(tiles: Tiles, x: Any, weights_of: Sequence[Any], sums: Sequence[Seque
             for q, own in zip(lines, weights, strict=True):
                 total = v.muladd(pixel, own[k], b.load(sums[q][p], typ=v.vt))
                 b.store(total, sums[q][p])
+            _hold(v, [sums[q][p] for q in lines])
 
-        tiles.add_row(x, at, weights_at, taps, add)
+        tiles.add_row(at, weights_at, taps, add)
 
-    tiles.walk_rows(row)
+    tiles.walk_rows(x, row)
 
 
 def _weigh_shortly(
@@ -593,10 +676,23 @@ def _gather(tiles: Tiles, x: Any, sums_of: Sequence[Any], tops: Sequence[Sequenc
             for q, own in zip(lines, sums, strict=True):
                 top = b.load(tops[q][p], typ=v.vt)
                 b.store(v.muladd(pixel, top, b.load(own[k], typ=v.vt)), own[k])
+            _hold(v, [own[k] for own in sums])
 
-        tiles.add_row(x, at, sums_at, taps, add)
+        tiles.add_row(at, sums_at, taps, add)
 
-    tiles.walk_rows(row)
+    tiles.walk_rows(x, row)
+
+
+def _hold(v: Channels, slots: Sequence[Any]) -> None:
+    """Keep loads that follow after the sums in these slots, on targets that keep the order.
+
+    Otherwise LLVM would load all pixels of a row before its first product, for which an engine has
+    too few registers.
+    """
+    if v.target.keeps_order:
+        sums = [v.b.load(slot, typ=v.vt) for slot in slots]
+        for slot, total in zip(slots, opaque(v.b, sums, "r", is_fence=True), strict=True):
+            v.b.store(total, slot)
 
 
 def _totals(v: Channels, vectors: Sequence[Any]) -> list[Any]:
@@ -632,8 +728,8 @@ def _totals(v: Channels, vectors: Sequence[Any]) -> list[Any]:
 
 def _load(v: Channels, pointer: Any, offset: Any, tap: int) -> Any:
     """Return the vector of a tap, so many vectors after an offset."""
-    at = v.b.add(offset, I64(tap * v.lanes))
-    return load(v.b, v.b.gep(pointer, [at]), v.vt, v.size)
+    row = v.b.gep(pointer, [offset])
+    return load(v.b, v.b.gep(row, [I64(tap * v.lanes)], inbounds=True), v.vt, v.size)
 
 
 BUILDERS: dict[str, Callable[..., Any]] = {

@@ -30,6 +30,7 @@ from engine.kernels.vector_ir.vectors import (
     intrinsic,
     load,
     load_part,
+    opaque,
     splat,
     store,
     store_part,
@@ -181,7 +182,7 @@ class RegisterTile:
 
         def apart(pointer: Any, by: Any, n: int) -> list[Any]:
             """n pointers, `by` elements from one to the next."""
-            first = self._opaque([pointer], "r")[0] if in_order else pointer
+            first = opaque(b, [pointer], "r")[0] if in_order else pointer
             return [b.gep(first, [b.mul(by, I64(i))]) for i in range(n)]
 
         def turn(kk: Any, acc: Grid) -> Grid:
@@ -226,7 +227,7 @@ class RegisterTile:
 
         def apart(pointer: Any, by: Any, n: int) -> list[Any]:
             """n pointers, `by` elements from one to the next."""
-            out = self._opaque([pointer], "r")
+            out = opaque(b, [pointer], "r")
             while len(out) < n:
                 out.append(b.gep(out[-1], [by], inbounds=True))
             return out
@@ -242,7 +243,7 @@ class RegisterTile:
                     pointer, n = (lefts[p], i) if self.a_cols else (lefts[i], p)
                     factor = splat(b, self._factor(pointer, I64(n)), self.lanes)
                     (sums,) = self._multiply([factor], right, [out[i]])
-                    out[i] = self._opaque(sums, "r", is_fence=True)
+                    out[i] = opaque(b, sums, "r", is_fence=True)
             return out
 
         acc = self._loop(I64(0), whole, TURN, acc, partial(turn, TURN))
@@ -278,23 +279,8 @@ class RegisterTile:
     def _together(self, loaded: Grid) -> Grid:
         """Return the vectors, all loaded before the first is used: no load moves past this."""
         values = [v for row in loaded for v in row if v.type == self.vt]
-        opaque = iter(self._opaque(values, "w"))
-        return [[next(opaque) if v.type == self.vt else v for v in row] for row in loaded]
-
-    def _opaque(self, values: list[Any], register: str, *, is_fence: bool = False) -> list[Any]:
-        """Values of one type, through an empty piece of assembly that LLVM cannot look into.
-
-        is_fence: nor does a load move past it.
-        """
-        kinds = [v.type for v in values]
-        out = kinds[0] if len(kinds) == 1 else ir.LiteralStructType(kinds)
-        places = ",".join([f"={register}"] * len(values) + [str(i) for i in range(len(values))])
-        places += ",~{memory}" if is_fence else ""
-        piece = ir.InlineAsm(ir.FunctionType(out, kinds), "", places, side_effect=is_fence)
-        out = self.b.call(piece, values)
-        if len(values) == 1:
-            return [out]
-        return [self.b.extract_value(out, i) for i in range(len(values))]
+        held = iter(opaque(self.b, values, "w"))
+        return [[next(held) if v.type == self.vt else v for v in row] for row in loaded]
 
     def _prefetch(self, rows: list[Any], elements: int, *, write: bool) -> None:
         """Ask for the lines that hold so many elements of each row; any address will do."""
@@ -407,6 +393,8 @@ class RegisterTile:
             values = merged
 
         zero = ir.Constant(self.vt, [0.0] * self.lanes)
+        if self.target.keeps_order:  # a zero that LLVM knows is compared with, and then masked
+            (zero,) = opaque(b, [zero], "r")
         emit_if(ACCUMULATE, lambda v, i, j: b.fadd(v, read(at[i][j], j)))
         biases: dict[int, Any] = {}
 

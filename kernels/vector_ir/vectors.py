@@ -84,6 +84,22 @@ def intrinsic(module: Any, name: str, result: Any, params: list[Any]) -> Any:
     return declared or ir.Function(module, ir.FunctionType(result, params), name)
 
 
+def opaque(b: Any, values: list[Any], register: str, *, is_fence: bool = False) -> list[Any]:
+    """Values of one type, through an empty piece of assembly that LLVM cannot look into.
+
+    is_fence: nor does a load move past it.
+    """
+    kinds = [v.type for v in values]
+    out = kinds[0] if len(kinds) == 1 else ir.LiteralStructType(kinds)
+    places = ",".join([f"={register}"] * len(values) + [str(i) for i in range(len(values))])
+    places += ",~{memory}" if is_fence else ""
+    piece = ir.InlineAsm(ir.FunctionType(out, kinds), "", places, side_effect=is_fence)
+    out = b.call(piece, values)
+    if len(values) == 1:
+        return [out]
+    return [b.extract_value(out, i) for i in range(len(values))]
+
+
 def first_lanes(b: Any, n: Any, lanes: int) -> Any:
     """Return the mask of the first n lanes, of all if there are no more.
 
