@@ -22,6 +22,7 @@ from engine.base.element_types import HALVES, NUMPY, REALS
 from engine.kernels.vocabulary.expression import FUNCTIONS, Expr, name_operands, walk
 
 Term = tuple[Any, ...]
+_COMPARING = frozenset({"lt", "le", "gt", "ge", "eq", "ne", "isnan", "isinf"})
 DEPTH = 20  # calls inside one another in a text; what is deeper gets a name
 
 
@@ -181,7 +182,9 @@ class Formulas:
                     find_value(term[3], want),
                 ]
             places = list_arguments(term)
-            kind = next((k for k in (own[p] for p in places) if k), want)
+            kind = next((k for k in (own[p] for p in places) if k), None)
+            if kind is None:
+                kind = self._choose_type(places) if term[0] in _COMPARING else want
             return [find_value(p, kind) for p in places]
 
         needed: list[list[str]] = [[] for _ in self.terms]
@@ -204,6 +207,12 @@ class Formulas:
                     TypedTerm(term[0], kind, tuple(at[p] for p in list_parts(place, kind)), data)
                 )
         return Typed(tuple(steps), tuple(at[end] for end in ends))
+
+    def _choose_type(self, places: Sequence[int]) -> str:
+        """Return the type in which constants are compared, whose result says nothing of it."""
+        terms = [self.terms[p] for p in places]
+        are_whole = all(t[0] == "const" and isinstance(t[1], int) for t in terms)
+        return "i64" if are_whole else "f32"
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,6 +140,17 @@ def test_what_the_grammar_has_not_is_refused(source: str, message: str) -> None:
         Program.of(source, "f32")
 
 
+@pytest.mark.parametrize(
+    ("source", "kind"),
+    [("where(1.0 < 0.5, 2.0, 3.0)", "f32"), ("where(2 == 16777217, 2, 3)", "i64")],
+)
+def test_constants_are_compared_as_the_numbers_that_they_are(source: str, kind: str) -> None:
+    """Not in the type of the result, which is a truth value."""
+    typed = Formulas.of(parse(source)).give_types([], [kind])
+    (compared,) = (step for step in typed.steps if step.kind == "b1")
+    assert {typed.steps[k].kind for k in compared.arguments} == {kind}
+
+
 def test_a_type_must_be_known() -> None:
     with pytest.raises(ValueError, match="not an element type"):
         Program.of("x[] -> y[] = x")
