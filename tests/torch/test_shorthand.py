@@ -123,8 +123,7 @@ def test_distances_signs_and_selections(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("function", "named"),
     [
-        (lambda x: torch.erfinv(x.tanh()), "its exporter has no ONNX function for prims.erf_inv"),
-        (lambda x: x.put(torch.tensor([0]), x[0, :1]), "no ONNX function for aten.put"),
+        (lambda x: torch.linalg.inv(x.mT @ x), "its exporter has no ONNX function for aten.linalg"),
         (lambda x: x * len(torch.nonzero(x > 0)) if x.sum() > 0 else x, "the module decides by"),
     ],
 )
@@ -136,15 +135,81 @@ def test_what_torch_cannot_export_is_named_with_its_line(
     assert re.search(r"\(test_shorthand.py, line \d+\); ", str(caught.value))
 
 
-def test_packed_sequences_are_refused_with_what_to_do(tmp_path: Path) -> None:
-    layer = nn.GRU(4, 4, batch_first=True)
+def test_elements_that_are_put_and_running_extremes(tmp_path: Path) -> None:
+    """Of values that are often equal; the last of them has the gradient."""
+    places = torch.tensor([[0, 5], [-1, 7]])
+    functions: dict[str, Callable[..., Any]] = {
+        "largest": lambda x: x.cummax(1)[0] + torch.cummax((2 * x).round(), -1).indices * x,
+        "smallest": lambda x: torch.cummin(x.relu(), dim=2).values,
+        "put": lambda x: x.put(places, x[0, :2, :2] * 2) * x,
+        "added": lambda x: x.put(torch.tensor([0, 0, 3]), x[0, 0, :3], accumulate=True),
+        "in place": lambda x: (x * 2).put_(places, x[0, :2, :2]),
+    }
+    export_as_in_torch(Applied(6, functions), torch.randn(3, 4, 6), tmp_path)
 
-    def run(x: Any) -> Any:
-        packed = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([5, 3, 2]), batch_first=True)
-        return nn.utils.rnn.pad_packed_sequence(layer(packed)[0], batch_first=True)[0]
 
-    with pytest.raises(UnsupportedOpError, match=r"read its outputs up to each length"):
-        export(Applied(4, {"y": run}, layer=layer), torch.randn(3, 5, 4), tmp_path / "net.onnx")
+def test_losses_covariances_and_stable_sorts(tmp_path: Path) -> None:
+    f, labels, weight = functional, torch.tensor([0, 2, 5]), torch.tensor([1.0, 2.0, 0.5, 1.0])
+    functions: dict[str, Callable[..., Any]] = {
+        "extremes": lambda x: torch.fmax(x, x.flip(1)) + torch.fmin(x, x * 2),
+        "products": lambda x: x.cumprod(1) + torch.cumprod(x.round(), -1) * x,
+        "sorts": lambda x: torch.sort(x, dim=1, stable=True)[0] * x.argsort(stable=True),
+        "covariances": lambda x: torch.cov(x[0]) + torch.corrcoef(x[1]) + torch.cov(x[0, 0]),
+        "divided": lambda x: f.avg_pool2d(x.unsqueeze(1), 2, 1, 1, divisor_override=3),
+        "smoothed": lambda x: f.cross_entropy(
+            x[:3, 0], labels, label_smoothing=0.1, ignore_index=2
+        ),
+        "soft": lambda x: f.cross_entropy(x[:, :, 0], x[:, :, 1].softmax(1), reduction="none"),
+        "weighted": lambda x: f.cross_entropy(
+            x, x[:, 0].unsqueeze(1).expand(-1, 6, 6).argmax(1) % 4, weight, label_smoothing=0.2
+        ),
+        "normal": lambda x: f.gaussian_nll_loss(x[:, 0], x[:, 1], x[:, 2].exp(), full=True),
+    }
+    export_as_in_torch(Applied(6, functions), torch.randn(3, 4, 6), tmp_path)
+
+
+def test_distributions_whose_parameters_have_no_values_yet(tmp_path: Path) -> None:
+    """By default, torch looks at the values of parameters to see if they are allowed."""
+    d = torch.distributions
+
+    def compare(x: Any) -> Any:
+        ones = d.Dirichlet(torch.ones_like(x))
+        return d.kl_divergence(d.Dirichlet(x.exp()), ones)
+
+    functions: dict[str, Callable[..., Any]] = {
+        "drawn": lambda x: d.Normal(x[:, 0], x[:, 1].exp()).rsample(),
+        "normal": lambda x: d.Normal(x[:, 0], x[:, 1].exp()).log_prob(x[:, 2]),
+        "student": lambda x: d.StudentT(x[:, 0].exp() + 2, x[:, 1], x[:, 2].exp()).log_prob(
+            x[:, 3]
+        ),
+        "beta": lambda x: d.Beta(x[:, 0].exp(), x[:, 1].exp()).log_prob(x[:, 2].sigmoid()),
+        "mixed": lambda x: d.MixtureSameFamily(
+            d.Categorical(logits=x[:, 0]), d.Normal(x[:, 1], x[:, 2].exp())
+        ).log_prob(x[:, 3, 0]),
+        "apart": compare,
+    }
+    export_as_in_torch(Applied(6, functions), torch.randn(3, 4, 6), tmp_path)
+    assert d.Distribution._validate_args
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_special_functions(dtype: Any, tmp_path: Path) -> None:
+    normal = torch.distributions.Normal(0.0, 1.0, validate_args=False)
+
+    def turn(x: Any) -> Any:
+        """A large rotation, as of torch.nn.utils.parametrizations.orthogonal."""
+        return torch.matrix_exp(8 * (x[..., :4] - x[..., :4].mT))
+
+    functions: dict[str, Callable[..., Any]] = {
+        "errors": lambda x: torch.erfinv(x.tanh()) + torch.erfinv((x * 2).tanh()),
+        "quantiles": lambda x: normal.icdf(x.sigmoid()) + (x.tanh() * 1).erfinv_(),
+        "edges": lambda x: x.sign().erfinv().clamp(-9, 9) * x,
+        "digamma": lambda x: torch.digamma(x.exp()) + torch.special.psi(x * 3) / 16,
+        "gamma": lambda x: torch.lgamma(x.exp()) + (x * 3).lgamma() / 16 + (9e4 * x).lgamma() / 1e6,
+        "exponential": lambda x: torch.matrix_exp(x[..., :4] / 4) + turn(x) / 2,
+    }
+    net = Applied(6, functions).to(dtype)
+    export_as_in_torch(net, torch.randn(3, 4, 6, dtype=dtype), tmp_path)
 
 
 def test_rows_that_a_mask_selects_are_refused_with_what_to_do(tmp_path: Path) -> None:

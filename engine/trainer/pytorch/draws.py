@@ -49,11 +49,14 @@ def fix_draws(torch: Any) -> Any:
             super().__init__()
             self.drawn = 0
             self.unknown: set[str] = set()
+            self.packed: dict[int, Any] = {}  # rows in the padded batch, by how many there are
 
         def __torch_dispatch__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
             drawn = func(*args, **(kwargs or {}))
+            if func._schema.name == "aten::_pack_padded_sequence":
+                self.packed[len(drawn[0])] = _list_packed(torch, *args)
             if torch.Tag.nondeterministic_seeded not in func.tags:
                 return drawn
             given = {**_list_arguments(func, args), **(kwargs or {})}
@@ -68,7 +71,7 @@ def fix_draws(torch: Any) -> Any:
                 if given["train"] is False:
                     return found
                 keep = 1 - given["p"]
-                mask = _make_tensor(torch, draw_uniform(found[1].shape), torch.float64) < keep
+                mask = self.make_field(draw_uniform, found[1].shape) < keep
                 found[1].copy_(mask)
                 found[0].copy_(given["input"] * mask / keep)
                 return found
@@ -76,11 +79,25 @@ def fix_draws(torch: Any) -> Any:
             if rule is None:
                 self.unknown.add(str(func))
                 return found
-            shape = tuple(found.shape)
-            found.copy_(rule(lambda make: _make_tensor(torch, make(shape), torch.float64), given))
+            found.copy_(rule(lambda make: self.make_field(make, found.shape), given))
             return found
 
+        def make_field(self, make: Callable[[Sequence[int]], Array], shape: Sequence[int]) -> Any:
+            """Return a field; of packed rows, the field of the padded batch that they are of."""
+            rows = self.packed.get(shape[0]) if shape else None
+            if rows is None:
+                return _make_tensor(torch, make(shape), torch.float64)
+            places, count = rows
+            return _make_tensor(torch, make((count, *shape[1:])), torch.float64)[places]
+
     return Fixed()
+
+
+def _list_packed(torch: Any, x: Any, lengths: Any, batch_first: bool) -> tuple[Any, int]:
+    """Return the places of packed rows in a padded batch by time, and how many it has."""
+    time = x.shape[1 if batch_first else 0]
+    inside = torch.arange(time).unsqueeze(1) < lengths.unsqueeze(0)
+    return inside.flatten().nonzero().squeeze(1), inside.numel()
 
 
 def _list_arguments(func: Any, args: Sequence[Any]) -> dict[str, Any]:

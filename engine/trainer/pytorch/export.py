@@ -420,6 +420,11 @@ def _compare(
             )
         return worst
     because = "; it draws random numbers, perhaps otherwise in both" if draws.drawn else ""
+    if draws.packed:
+        because += (
+            "; pad_packed_sequence pads to the length of the packed batch, as torch does with "
+            "total_length=x.shape[1]"
+        )
     raise ModelError(f"{fault}{because}")
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from engine.base.errors import UnsupportedOpError
-from engine.trainer.pytorch import shorthand
+from engine.trainer.pytorch import packing, shorthand, special
 
 
 def write_out_calls(torch: Any) -> Any:
@@ -155,7 +155,7 @@ def _write_lstm(torch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> A
     for large scale acoustic modeling", 2014.
     """
     if kwargs or len(args) != 9 or not isinstance(args[1], tuple | list):
-        return None
+        return packing.run_layers("lstm", torch, args)
     x, (h0, c0), weights, has_biases, layers, dropout, trains, is_both, batch_first = args
     count = 5 if has_biases else 3
     directions = 2 if is_both else 1
@@ -267,8 +267,20 @@ def _make_alpha_dropout(by_channel: bool, in_place: bool = False) -> Any:
     return write_dropout
 
 
+def _make_in_place(rule: shorthand.Rule) -> shorthand.Rule:
+    """Return the rule for the form of a function that writes its result to its first argument."""
+
+    def write(torch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        made = rule(torch, args, kwargs)
+        return None if made is None else args[0].copy_(made)
+
+    return write
+
+
 _RULES: dict[str, shorthand.Rule] = {
-    **shorthand.RULES,
+    **shorthand.RULES, **special.RULES, **packing.RULES,
+    **{f"{name}_": _make_in_place(special.RULES[name]) for name in ("digamma", "erfinv")},
+    "put_": _make_in_place(shorthand.RULES["put"]),
     "embedding": _write_embedding, "embedding_bag": _write_embedding_bag, "lstm": _write_lstm,
     "dropout1d": _make_feature_dropout(2), "dropout2d": _make_feature_dropout(),
     "dropout3d": _make_feature_dropout(4), "feature_dropout": _make_feature_dropout(),

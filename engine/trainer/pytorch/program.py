@@ -20,7 +20,8 @@ from engine.base.errors import EngineError, UnsupportedOpError
 from engine.trainer.pytorch import autograd as torch_autograd
 from engine.trainer.pytorch.functions import write_out_calls
 from engine.trainer.pytorch.module_call import ModuleCall, tensors_of
-from engine.trainer.pytorch.shorthand import without_guesses
+from engine.trainer.pytorch.packing import without_values
+from engine.trainer.pytorch.shorthand import without_guesses, without_validation
 
 _LACKING = re.compile(r"No ONNX function found for <OpOverload\(op='(.*?)'")
 # Packages whose frames are not the module's code.
@@ -140,6 +141,8 @@ def program_of(
             torch_autograd.without_hooks(flat),
             write_out_calls(torch),
             without_guesses(torch),
+            without_validation(torch),
+            without_values(torch),
         ):
             traced = torch.export.export(
                 flat, args, kwargs, dynamic_shapes=call.dynamic(), strict=False

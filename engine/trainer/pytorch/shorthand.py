@@ -14,8 +14,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from engine.base.errors import UnsupportedOpError
-
 Rule = Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]
 
 
@@ -42,6 +40,18 @@ def without_guesses(torch: Any) -> Iterator[None]:
         yield
     finally:
         setattr(owner, name, before)
+
+
+@contextlib.contextmanager
+def without_validation(torch: Any) -> Iterator[None]:
+    """Let distributions take their parameters as they are, for a traced one has no values."""
+    owner = torch.distributions.Distribution
+    before = owner._validate_args
+    owner.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        owner.set_default_validate_args(before)
 
 
 def _write_attention(torch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -225,14 +235,176 @@ def _write_scatter_mean(torch: Any, args: Sequence[Any], kwargs: Mapping[str, An
     return mean if own else torch.where(count > 0, mean, x)
 
 
-def _refuse_packing(torch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    raise UnsupportedOpError(
-        "pack_padded_sequence makes a list of values whose length depends on the values of "
-        "`lengths`; supported: padded batches, whose layers run over the padding, too. Give the "
-        "padded batch to the layer, and read its outputs up to each length, as "
-        "y[torch.arange(len(y)), lengths - 1] does for the last ones; where it is bidirectional, "
-        "reverse the sequences within their lengths by gather, for a layer of their own"
+def _write_put(torch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Return a tensor with other elements, or sums, at some places among all."""
+    given = _read("input index source accumulate", args, kwargs)
+    x, index, source = given["input"], given["index"].reshape(-1), given["source"].reshape(-1)
+    flat = x.reshape(-1)
+    index = torch.where(index < 0, index + flat.shape[0], index)
+    put = flat.scatter_add if given["accumulate"] else flat.scatter
+    return put(0, index, source).reshape(x.shape)
+
+
+def _make_running(kind: str) -> Rule:
+    """Return the rule for the largest or the smallest elements up to each one, and their places.
+
+    Of equal elements, the last one has the gradient.  Each round doubles how many are compared.
+    """
+
+    def run(torch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        given = _read("input dim", args, kwargs)
+        x, dim = given["input"], given["dim"]
+        if not x.dim():
+            return None
+        size = x.shape[dim]
+        if not isinstance(size, int):
+            return None
+        shape = [1] * x.dim()
+        shape[dim] = size
+        places = torch.arange(size).reshape(shape).expand(x.shape)
+        best, step = x.detach(), 1
+        while step < size:
+            early = best.narrow(dim, 0, size - step), places.narrow(dim, 0, size - step)
+            late = best.narrow(dim, step, size - step), places.narrow(dim, step, size - step)
+            is_early = early[0] > late[0] if kind == "cummax" else early[0] < late[0]
+            best, places = (
+                torch.cat([old.narrow(dim, 0, step), torch.where(is_early, a, b)], dim)
+                for old, a, b in zip((best, places), early, late, strict=True)
+            )
+            step *= 2
+        return getattr(torch.return_types, kind)((x.gather(dim, places), places))
+
+    return run
+
+
+def _write_greater(torch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Return the greater of two numbers, or the one that is a number."""
+    x, y = _read("input other", args, kwargs).values()
+    return torch.where((x >= y) | y.isnan(), x, y)
+
+
+def _write_less(torch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Return the smaller of two numbers, or the one that is a number."""
+    x, y = _read("input other", args, kwargs).values()
+    return torch.where((x <= y) | y.isnan(), x, y)
+
+
+def _write_cumprod(torch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Return products of all elements up to each one.  Each round doubles how many they are of."""
+    given = _read("input dim dtype", args, kwargs)
+    x, dim, step = given["input"], given["dim"], 1
+    if not x.dim() or not isinstance(x.shape[dim], int):
+        return None
+    x = x if given["dtype"] is None else x.to(given["dtype"])
+    while step < (size := x.shape[dim]):
+        late = x.narrow(dim, step, size - step) * x.narrow(dim, 0, size - step)
+        x = torch.cat([x.narrow(dim, 0, step), late], dim)
+        step *= 2
+    return x
+
+
+def _write_sort(torch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Return a stable sort as any sort: ONNX's TopK keeps the order of equal elements."""
+    if "stable" not in kwargs:
+        return None
+    return torch.sort(*args, **{k: v for k, v in kwargs.items() if k != "stable"})
+
+
+def _write_argsort(torch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    if "stable" not in kwargs:
+        return None
+    return torch.argsort(*args, **{k: v for k, v in kwargs.items() if k != "stable"})
+
+
+def _write_covariance(torch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Return the covariances of rows, without weights."""
+    given = _read("input correction fweights aweights", args, kwargs, correction=1)
+    x = given["input"]
+    if given["fweights"] is not None or given["aweights"] is not None or x.dim() not in (1, 2):
+        return None
+    off = x - x.mean(-1, keepdim=True)
+    return (
+        off @ off.mT / (x.shape[-1] - given["correction"])
+        if x.dim() == 2
+        else ((off * off).sum() / (x.shape[-1] - given["correction"]))
     )
+
+
+def _write_correlations(torch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Return the correlations of rows."""
+    x = _read("input", args, kwargs)["input"]
+    if x.dim() != 2:
+        return None
+    covariances = _write_covariance(torch, (x,), {})
+    deviations = covariances.diagonal().sqrt()
+    return (covariances / deviations.unsqueeze(1) / deviations).clamp(-1, 1)
+
+
+def _make_divided_pool(dims: int) -> Rule:
+    """Return the rule for means over the last `dims` axes with `divisor_override`."""
+
+    def write_pool(torch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        names = "input kernel_size stride padding ceil_mode count_include_pad divisor_override"
+        given = _read(names, args, kwargs, padding=0, ceil_mode=False)
+        divisor = given["divisor_override"]
+        if divisor is None or given["ceil_mode"]:
+            return None
+        kernel = given["kernel_size"]
+        count = kernel**dims if isinstance(kernel, int) else math.prod(kernel)
+        pool = getattr(torch.nn.functional, f"avg_pool{dims}d")
+        return pool(given["input"], kernel, given["stride"], given["padding"]) * (count / divisor)
+
+    return write_pool
+
+
+def _write_cross_entropy(torch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Return the cross entropy of smoothed labels or of probabilities: exporters know neither."""
+    names = "input target weight size_average ignore_index reduce reduction label_smoothing"
+    given = _read(
+        names, args, kwargs, ignore_index=-100, reduction="mean", label_smoothing=0.0
+    )  # fmt: skip
+    x, target, smoothing = given["input"], given["target"], given["label_smoothing"]
+    is_soft = target.is_floating_point()
+    if given["size_average"] is not None or given["reduce"] is not None:
+        return None
+    if not is_soft and not smoothing:
+        return None
+    axis = 1 if x.dim() > 1 else 0
+    count = x.shape[axis]
+    weight = x.new_ones(count) if given["weight"] is None else given["weight"]
+    spread = weight.reshape(count, *[1] * (x.dim() - axis - 1))
+    terms = -x.log_softmax(axis) * spread
+    if is_soft:
+        losses = (terms * (target * (1 - smoothing) + smoothing / count)).sum(axis)
+        of = losses.numel()
+    else:
+        is_own = target != given["ignore_index"]
+        own = torch.where(is_own, target, 0)
+        losses = terms.gather(axis, own.unsqueeze(axis)).squeeze(axis) * (1 - smoothing)
+        losses = torch.where(is_own, losses + terms.sum(axis) * (smoothing / count), 0.0)
+        of = torch.where(is_own, weight[own], 0.0).sum()
+    if given["reduction"] == "none":
+        return losses
+    return losses.sum() / of if given["reduction"] == "mean" else losses.sum()
+
+
+def _write_gaussian_loss(torch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Return the loss of a normal distribution, without a look at whether variances are below 0."""
+    given = _read(
+        "input target var full eps reduction", args, kwargs, eps=1e-6, reduction="mean"
+    )  # fmt: skip
+    x, target, variance = given["input"], given["target"], given["var"]
+    if not isinstance(variance, torch.Tensor):
+        return None
+    if variance.dim() == x.dim() - 1:
+        variance = variance.unsqueeze(-1)
+    # The variance passes its gradient on where it is too small as well.
+    variance = variance + (variance.clamp(min=given["eps"]) - variance).detach()
+    losses = 0.5 * (variance.log() + (x - target) ** 2 / variance)
+    if given["full"]:
+        losses = losses + 0.5 * math.log(2 * math.pi)
+    reduce = {"mean": losses.mean, "sum": losses.sum, "none": lambda: losses}
+    return reduce[given["reduction"]]()
 
 
 RULES: dict[str, Rule] = {
@@ -241,6 +413,11 @@ RULES: dict[str, Rule] = {
     "adaptive_avg_pool3d": _make_mean_pool(3),
     "cdist": _write_distances, "copysign": _write_copysign,
     "bucketize": _write_bucketize, "searchsorted": _write_searchsorted,
+    **{kind: _make_running(kind) for kind in ("cummax", "cummin")}, "put": _write_put,
+    "fmax": _write_greater, "fmin": _write_less, "cumprod": _write_cumprod, "sort": _write_sort,
+    "argsort": _write_argsort, "cov": _write_covariance, "corrcoef": _write_correlations,
+    **{f"avg_pool{n}d": _make_divided_pool(n) for n in (2, 3)},
+    "cross_entropy": _write_cross_entropy, "gaussian_nll_loss": _write_gaussian_loss,
     "kthvalue": _write_kthvalue, "median": _write_median,
-    "scatter_reduce": _write_scatter_mean, "_pack_padded_sequence": _refuse_packing,
+    "scatter_reduce": _write_scatter_mean,
 }  # fmt: skip
