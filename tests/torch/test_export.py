@@ -327,7 +327,7 @@ X = torch.ones(3, 4)
         (Three(4, 4), X, UnsupportedOpError, r"Constraints violated.*is axis 0 of the example the"),
         (Returns(lambda x, y: "text"), X, InputError, "returns a value of type str; supported:"),
         (Returns(lambda x, y: {"a": 1.0}), X, InputError, "returns a of type float; supported:"),
-        (nn.Linear(4, 4), torch.ones(()), InputError, r"a tensor \[batch, ...\] first, found \[\]"),
+        (nn.Linear(4, 4), torch.ones(()), InputError, r"a tensor \[batch, ...\] first, got \[\]"),
         (nn.Linear(4, 4), 3.0, InputError, r"expected a tensor \[batch, ...\] first, got no ten"),
         (nn.Linear(4, 4), (), InputError, "missing a required argument: 'input'; Linear.forward"),
         (nn.Linear(4, 4), {"inputs": X}, InputError, "missing a required argument: 'input'"),

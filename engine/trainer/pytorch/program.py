@@ -21,6 +21,7 @@ from engine.trainer.pytorch import autograd as torch_autograd
 from engine.trainer.pytorch.functions import write_out_calls
 from engine.trainer.pytorch.module_call import ModuleCall, tensors_of
 from engine.trainer.pytorch.packing import without_values
+from engine.trainer.pytorch.selections import read_by_places
 from engine.trainer.pytorch.shorthand import without_guesses, without_validation
 
 _LACKING = re.compile(r"No ONNX function found for <OpOverload\(op='(.*?)'")
@@ -147,6 +148,7 @@ def program_of(
             traced = torch.export.export(
                 flat, args, kwargs, dynamic_shapes=call.dynamic(), strict=False
             )
+        read_by_places(torch, traced)
         moved = torch_autograd.stop(torch, traced, len(notes.kept))
         program = torch.onnx.export(
             traced, dynamo=True, optimize=False, opset_version=opset, verbose=False,
