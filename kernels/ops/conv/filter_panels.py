@@ -14,6 +14,7 @@ from engine.kernels.machine.target import Target
 from engine.kernels.vocabulary.call import KernelCall, Reach
 from engine.kernels.vocabulary.kernel import (
     Body,
+    Inline,
     Intrinsic,
     imin,
     inline,
@@ -63,16 +64,32 @@ def _pack_reach(c: KernelCall) -> Reach:
         walks = ((c.groups, c.group), (n, c.j_step))
         steps = zip(q["taps"], q["step"], strict=True)
         w = max(w, c.span(q["first"], *walks, (q["channels"], c.c_step), *steps))
-        if c.j_step == depth and q["first"] == 0 and q["step"][2] == 1:
-            w = max(w, c.span(0, *walks, (depth, 1)))
+        # It reads all taps of a filter, and vectors up to the end of the weights.
+        taps = min(c.c_step, c.j_step)
+        whole = c.span(0, *walks, (q["channels"], c.c_step), (taps, 1))
+        w = max(w, whole, c.groups * c.group)
         factors = str(c.params[1]) if len(c.params) > 1 else ""
-        if factors:  # reads all taps of a filter, and vectors up to the end of the weights
-            taps = min(c.c_step, c.j_step)
-            whole = c.span(0, *walks, (q["channels"], c.c_step), (taps, 1))
-            w = max(w, whole, c.groups * c.group)
         panels = measure_panels(c, factors, n, depth, c.panel, unit=1)
         b = max(b, q["b_at"] + (c.groups - 1) * q["b_group"] + panels)
     return {"w": w, "b": b}
+
+
+def _write_row(T: str, P: str) -> Inline:
+    """Return an inline function: a row of a panel, of n filters.
+
+    write(dst, x, y, n)
+
+    x, y: the weights of two channels; y is read for pairs alone.
+    """
+    if count_in_row(P) == 2:
+        return Intrinsic("pair", (P, T, 1))
+    move = Intrinsic("convert", (P, T)) if P else Intrinsic("copy", (T,))
+
+    @inline
+    def write_one(dst, x, y, n):
+        move(dst, x, n)
+
+    return write_one
 
 
 @kernel(
@@ -87,80 +104,11 @@ def conv_pack(target: Target, T: str, P: str = "") -> Body:
     are pairs, otherwise of two filters.  Of an odd number of channels, pairs are of neighbours in
     the sum: of the last channel of a tap and the first one of the next.
     """
-    if P:
-        return _pack_factors(target, T, P)
     lanes = target.lanes(ITEMSIZE[T])
     width = target.nv * lanes
-    copy, transpose = Intrinsic("copy", (T,)), Intrinsic("transpose", (T,))
-
-    def body(w, b, work, g, tid, nthreads):
-        n, stored, cs, js = g.columns, g.panel, g.c_step, g.j_step
-        square = off(work, tid * lanes * lanes)
-        panels = udiv(n + width - 1, width)
-        # Panels may be fewer than threads, so threads share the rows of every panel.
-        for unit in range(g.count * g.groups * panels):
-            panel = unit - udiv(unit, panels) * panels
-            group = udiv(unit, panels) - udiv(unit, panels * g.groups) * g.groups
-            q = off(g.panels, udiv(unit, panels * g.groups))
-            channels, kd, kh, kw = q.channels, q.taps_d, q.taps_h, q.taps_w
-            taps = kd * kh * kw
-            into = off(b, q.b_at + group * q.b_group + panel * width * taps * channels)
-            columns = imin(width, n - panel * width)
-            # For dX filters are read with other steps: channels and filters exchange, taps run
-            # back.
-            src = off(w, group * g.group + panel * width * js + q.first)
-            j0 = 0
-            # Where a row of w holds just the (c, tap) of one j, in order: transpose squares of it.
-            if js == channels * taps and q.first == 0 and q.step_w == 1:
-                j0 = udiv(columns, lanes) * lanes
-                begin, end = share_blocks(channels * taps, lanes, tid, nthreads)
-                while begin < end:
-                    rows = imin(lanes, end - begin)
-                    for j in range(0, j0, lanes):
-                        at = off(src, j * js + begin)
-                        if rows == lanes:
-                            transpose(square, lanes, at, js)
-                        else:
-                            for i in range(lanes):
-                                for r in range(rows):
-                                    square[r * lanes + i] = at[i * js + r]
-                        for r in range(rows):
-                            c = udiv(begin + r, taps)
-                            row = (begin + r - c * taps) * channels + c
-                            copy(off(into, row * stored + j), off(square, r * lanes), lanes)
-                    begin += lanes
-            begin, end = share(channels, tid, nthreads)
-            if j0 == columns:
-                end = begin
-            for c in range(begin, end):
-                for d in range(kd):
-                    for h in range(kh):
-                        for v in range(kw):
-                            dst = off(into, (((d * kh + h) * kw + v) * channels + c) * stored)
-                            at = off(src, c * cs + d * q.step_d + h * q.step_h + v * q.step_w)
-                            for j in range(j0, columns):
-                                dst[j] = at[j * js]
-
-    return body
-
-
-def _pack_factors(target: Target, T: str, P: str) -> Body:
-    """Return the body of `conv_pack` for factors of 16 bits."""
-    lanes = target.lanes(ITEMSIZE[T])
-    width = target.nv * lanes
-    each, panel_at, turn = count_in_row(P), view_panel(P), Intrinsic("turn", (P, T))
-    pair, convert = Intrinsic("pair", (P, T, 1)), Intrinsic("convert", (P, T))
-    transpose = Intrinsic("transpose", (T,))
-
-    @inline
-    def both(dst, x, y, n):
-        pair(dst, x, y, n)
-
-    @inline
-    def first_alone(dst, x, y, n):
-        convert(dst, x, n)
-
-    write = both if each == 2 else first_alone
+    each, panel_at, transpose = count_in_row(P), view_panel(P), Intrinsic("transpose", (T,))
+    turn = Intrinsic("turn", (P, T)) if P else transpose
+    write = _write_row(T, P)
 
     @inline
     def collect(square, w, at, js, taps, filters, left):
@@ -172,6 +120,26 @@ def _pack_factors(target: Target, T: str, P: str) -> Body:
             for i in range(filters):
                 for t in range(taps):
                     square[t * lanes + i] = w[at + i * js + t]
+
+    @inline
+    def turn_filters(into, square, w, q, stored, js, columns, tid, nthreads):
+        taps = q.taps_d * q.taps_h * q.taps_w
+        begin, end = share_blocks(q.channels * taps, lanes, tid, nthreads)
+        for j in range(0, columns, lanes):
+            for k in range(begin, end, lanes):
+                rows = imin(lanes, end - k)
+                if taps == 1 and rows == lanes:
+                    turn(off(into, k * stored + j), stored, off(w, j * js + k), js)
+                    continue
+                collect(square, w, j * js + k, js, rows, lanes, rows)
+                c = udiv(k, taps)
+                tap = k - c * taps
+                for r in range(rows):
+                    at = off(square, r * lanes)
+                    write(off(into, (tap * q.channels + c) * stored + j), at, at, lanes)
+                    tap += 1
+                    if tap == taps:
+                        c, tap = c + 1, 0
 
     def body(w, b, work, g, tid, nthreads):
         n, stored, cs, js = g.columns, g.panel, g.c_step, g.j_step
@@ -212,12 +180,22 @@ def _pack_factors(target: Target, T: str, P: str) -> Body:
                                 first[half * lanes * lanes + i] = value
                         write(off(into, r * stored + j), first, second, many)
                 end = begin
+            done = 0
+            # Where a filter of w has its channels and taps in the order of b, up to their exchange,
+            # a few filters at a time are read from end to end, which hardware prefetches.
+            if each == 1 and js == whole and q.first == 0 and q.step_w == 1:
+                done = udiv(columns, lanes) * lanes
+                turn_filters(into, first, off(w, filters), q, stored, js, done, tid, nthreads)
+                if done == columns:
+                    end = begin
+            # As weights lie in w: all channels of a few filters, or for dX all filters of a channel.
+            step = lanes if cs < js else 1
             c = begin
             while c < end:
-                last, j = imin(c + lanes, end), 0
+                last, j = imin(c + step, end), done
                 # A row of b is of one tap and of a channel or two: neighbours in w only where a
                 # filter has a single tap.
-                if cs == 1 and c + lanes <= end:
+                if each == 2 and cs == 1 and c + lanes <= end:
                     while j + lanes <= columns:
                         at = off(w, filters + j * js + each * c)
                         turn(off(into, c * stored + j), stored, at, js)
@@ -246,14 +224,14 @@ def _pack_factors(target: Target, T: str, P: str) -> Body:
                                         row = (row + q.first - t) * lanes
                                         if row >= 0 and row < taps * lanes:
                                             to = ((d * kh + h) * kw + v) * depth + r
-                                            write(
-                                                off(into, to * stored + j),
-                                                off(first, row),
-                                                off(second, row),
-                                                many,
-                                            )
+                                            dst = off(into, to * stored + j)
+                                            x, y = off(first, row), off(second, row)
+                                            if many == lanes:  # a vector, and no loop
+                                                write(dst, x, y, lanes)
+                                            else:
+                                                write(dst, x, y, many)
                     j += lanes
-                c += lanes
+                c += step
 
     return body
 
