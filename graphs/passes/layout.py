@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from engine.base.aliases import Array
 from engine.graphs.ir.graph import Graph, Node, Types
+from engine.graphs.ir.sites import make_site
 from engine.graphs.passes.fuse import has_shape
 from engine.graphs.passes.may_add import Keys
 from engine.kernels.ops.registry import list_ops
-from engine.kernels.vocabulary.facts import ChannelsLast, Layout
+from engine.kernels.vocabulary.facts import ChannelsLast, Layout, Stored
 from engine.kernels.vocabulary.op import OURS, Dim, Op, TensorType, read_op_keys
 from engine.kernels.vocabulary.shape_rules import broadcast_dims
 
@@ -34,24 +39,66 @@ def _make_conversion(t: TensorType, name: str, out: str, title: str) -> Node:
     return Node(op, (name,), (out,), {}, OURS, title)
 
 
+_COPIES = read_op_keys(f"{OURS}::ToChannelsLast {OURS}::ToPlain")
+_MADE = _COPIES | read_op_keys(f"{OURS}::TransposedView Identity")
+
+
+def _has_layouts(held: Keys) -> bool:
+    """Return whether a graph of these ops has values that are stored channels-last."""
+    declared = (list_ops().get(key) for key in held)
+    return bool(_COPIES & held) or any(
+        op and isinstance(op.layout, ChannelsLast) for op in declared
+    )
+
+
 def list_layout_ops(held: Keys) -> Keys:
     """Return the ops that `choose_layouts` may add: copies, if an op prefers channels-last."""
-    copies = read_op_keys(f"{OURS}::ToChannelsLast {OURS}::ToPlain")
-    declared = (list_ops().get(key) for key in held)
-    is_wanted = copies & held or any(op and isinstance(op.layout, ChannelsLast) for op in declared)
-    return copies | read_op_keys("Identity") if is_wanted else frozenset()
+    return _MADE if _has_layouts(held) else frozenset()
 
 
 class _Layouts:
     """Rewriting of one graph.
 
+    wanted: the values that a later node reads channels-last, if they come so.
     made: for each value and layout (whether it is channels-last), the copy that has been made.
     """
 
-    def __init__(self, graph: Graph, types: Types) -> None:
-        self.graph, self.types = graph, types
+    def __init__(self, graph: Graph, types: Types, constants: Mapping[str, Array]) -> None:
+        self.graph, self.types, self.constants = graph, types, constants
+        self.wanted: set[str] = set()
         self.made: dict[tuple[str, bool], str] = {}
         self.nodes: list[Node] = []
+
+    def find_wanted(self) -> None:
+        """Note the values that are read channels-last, from the last reader to the first."""
+        for node in reversed(self.graph.nodes):
+            self.wanted.update(self._list_wanted(node))
+
+    def _list_wanted(self, node: Node) -> Iterator[str]:
+        """Yield the inputs that a node would read channels-last."""
+        op = list_ops()[node.domain, node.op]
+        is_wanted = any(out in self.wanted for out in node.outputs)
+        if isinstance(op.layout, ChannelsLast):
+            yield from (node.inputs[i] for i in op.layout.inputs if i < len(node.inputs))
+        elif op.expr is not None or op.layout in (Layout.ANY, Layout.ANY_BROADCAST):
+            if is_wanted:
+                shape = self.types[node.outputs[0]].shape
+                yield from (
+                    x for x in node.inputs if x in self.types and has_shape(self.types[x], shape)
+                )
+        elif callable(op.layout) and _is_image(self.types[node.inputs[0]]):
+            choice = self._choose(node, op, last=True)
+            if choice and (is_wanted if choice.last else choice.view):
+                yield node.inputs[0]
+
+    def _choose(self, node: Node, op: Op, last: bool) -> Stored | None:
+        """Return how a node with a rule of its own stores its output, for a layout of its input."""
+        assert callable(op.layout)
+        site = make_site(self.graph, node, self.types, self.constants)
+        x = site.type(0).as_last(last)
+        return op.layout(
+            replace(site, ins=(x, *site.ins[1:])), self.types[node.outputs[0]].as_last(False)
+        )
 
     def as_layout(self, name: str, last: bool) -> str:
         """Return the name of the tensor in a layout; add a copy if it has the other one."""
@@ -74,6 +121,8 @@ class _Layouts:
             self._follow(node, op)
         elif op.layout is Layout.ANY:
             self._keep(node)
+        elif callable(op.layout):
+            self._let_choose(node, op)
         else:
             self._convert(node, op)
 
@@ -87,6 +136,21 @@ class _Layouts:
         for j, out in enumerate(node.outputs):
             if out and j in last.outputs and _is_image(self.types[out]):
                 self.types[out] = self.types[out].as_last()
+        self.nodes.append(node)
+
+    def _let_choose(self, node: Node, op: Op) -> None:
+        """Append a node whose rule chooses the layout of its output by the layout of its input.
+
+        From a plain input it may be channels-last only where a reader wants that.
+        """
+        name, out = node.inputs[0], node.outputs[0]
+        t = self.types[name]
+        choice = self._choose(node, op, t.last) if t.last or out in self.wanted else None
+        if choice is None or (choice.last and out not in self.wanted and not t.last):
+            return self._convert(node, op)
+        self.types[out] = self.types[out].as_last(choice.last)
+        if choice.view:
+            node = replace(node, op=choice.view, domain=OURS)
         self.nodes.append(node)
 
     def _keep(self, node: Node) -> None:
@@ -135,17 +199,22 @@ class _Layouts:
         self.nodes.append(node)
 
 
-def choose_layouts(graph: Graph, types: Types) -> Graph:
+def choose_layouts(graph: Graph, types: Types, constants: Mapping[str, Array]) -> Graph:
     """Store tensors channels-last where spatial ops, such as Conv, read and write them that way.
 
-    Elementwise ops keep the layout of their inputs.  A copy is added only where a value of one
-    layout has a reader of the other.  Graph inputs and outputs stay plain.  `types` is updated.
+    Elementwise ops keep the layout of their inputs, and reductions reduce in either.  A Transpose
+    between the axes of the two layouts needs no copy: it only names the same bytes otherwise.  A
+    copy is added only where a value of one layout has a reader of the other.  Graph inputs and
+    outputs stay plain.  `types` is updated.
 
     Before   a = Conv(x, w); b = Relu(a); c = Flatten(b)
     After    x' = ToChannelsLast(x); a' = Conv(x', w); b' = Relu(a'); b = ToPlain(b');
              c = Flatten(b)
     """
-    work = _Layouts(graph, types)
+    if not _has_layouts(frozenset((node.domain, node.op) for node in graph.nodes)):
+        return graph
+    work = _Layouts(graph, types, constants)
+    work.find_wanted()
     for node in graph.nodes:
         work.visit(node)
     graph.nodes = work.nodes

@@ -185,7 +185,7 @@ PASSES = (
     Pass("slice late", lambda w: slice_late(w.graph)),
     Pass(
         "choose layouts",
-        lambda w: choose_layouts(w.graph, w.types),
+        lambda w: choose_layouts(w.graph, w.types, w.constants),
         layout.list_layout_ops,
         needed=True,
     ),

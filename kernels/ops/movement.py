@@ -27,7 +27,7 @@ from engine.kernels.loops.map import collapse
 from engine.kernels.machine.target import Target
 from engine.kernels.ops.shape import i64s, reduce_sum, unknown, unsqueeze
 from engine.kernels.vocabulary.call import KernelCall, Reach, list_outer_walks
-from engine.kernels.vocabulary.facts import ALIKE, Movement, Samples
+from engine.kernels.vocabulary.facts import ALIKE, Movement, Samples, Stored
 from engine.kernels.vocabulary.kernel import (
     MOVED,
     Body,
@@ -411,6 +411,11 @@ def _read_perm(site: Site) -> list[int]:
     return perm
 
 
+def _transpose_infer(site: Site) -> tuple[TensorType, ...]:
+    t = site.type(0)
+    return (t.but([t.shape[p] for p in _read_perm(site)]),)
+
+
 def _transpose_lower(lowering: Lowering) -> None:
     x, y = lowering.x(0), lowering.y(0)
     copy(
@@ -420,6 +425,19 @@ def _transpose_lower(lowering: Lowering) -> None:
         y.type.dims,
         ([x.type.strides[p] for p in _read_perm(lowering.site)], y.type.strides),
     )
+
+
+def _choose_transposed_layout(site: Site, y: TensorType) -> Stored:
+    """Return the layout of y that has the bytes of x, if one has, and plain otherwise.
+
+    Channels-last x [N, C, H, W] is stored as [N, H, W, C], which is y of perm 0, 2, 3, 1.  The way
+    back, 0, 3, 1, 2, makes y channels-last.
+    """
+    x, perm = site.type(0), _read_perm(site)
+    for as_stored in y.list_layouts():
+        if [perm[axis] for axis in as_stored.order] == list(x.order):
+            return Stored(as_stored.last, view="TransposedView")
+    return Stored(last=False)
 
 
 def _transpose_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
@@ -500,12 +518,22 @@ OPS = (
         lower=_transpose_lower,
         calls=COPY_KERNELS,
         grad=_transpose_grad,
-        infer=lambda site: (site.type(0).but([site.type(0).shape[p] for p in _read_perm(site)]),),
+        infer=_transpose_infer,
         fold=lambda site: (site.known(0, "the input").transpose(_read_perm(site)),),
+        layout=_choose_transposed_layout,
         samples=Samples.TRANSPOSED,
         movement=Movement.TRANSPOSED,
         storage=ALIKE,
         is_cheap=True,
+    ),
+    Op(
+        name="TransposedView",  # where the layouts of x and y make their bytes the same
+        domain=OURS,
+        internal=True,
+        is_view=True,
+        infer=_transpose_infer,
+        movement=Movement.TRANSPOSED,
+        storage=ALIKE,
     ),
     Op(
         name="Expand",

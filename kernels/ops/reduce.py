@@ -24,7 +24,7 @@ from engine.base.errors import DTypeError
 from engine.kernels.loops.fold import FOLD_KERNELS, FOLDS, Fold, fold_axes, lower_logsumexp
 from engine.kernels.loops.map import lower_map
 from engine.kernels.ops.shape import normalise_axes, read_axes, unsqueeze, with_axes
-from engine.kernels.vocabulary.facts import Samples, Storage
+from engine.kernels.vocabulary.facts import Samples, Storage, Stored
 from engine.kernels.vocabulary.op import MS, Dim, Grad, Lowering, Op, Operand, Site, TensorType
 from engine.kernels.vocabulary.row_program import start_value
 from engine.kernels.vocabulary.shape_rules import make_symbol
@@ -34,6 +34,8 @@ def _lower(lowering: Lowering) -> None:
     x, y, axes = lowering.x(0), lowering.y(0), _read_axes(lowering.site)
     if y.type.size == 0:
         return
+    axes = [x.type.order.index(axis) for axis in axes]
+    x, y = (Operand(o.name, o.type.as_stored()) for o in (x, y))
     fold = FOLDS.get(lowering.site.op)
     if x.type.dtype == "b1":
         assert fold is not None
@@ -85,6 +87,18 @@ def _infer(site: Site) -> tuple[TensorType, ...]:
         1 if i in axes else d for i, d in enumerate(t.shape) if keep or i not in axes
     ]
     return (t.but(dims),)
+
+
+def _choose_layout(site: Site, y: TensorType) -> Stored | None:
+    """Return how y is stored; None if its axes, in the order in which x has them, fit no layout."""
+    x, axes = site.type(0), _read_axes(site)
+    if y.rank == x.rank:
+        return Stored(x.last)
+    kept = [axis for axis in x.order if axis not in axes]
+    for as_stored in y.list_layouts():
+        if [sorted(kept)[axis] for axis in as_stored.order] == kept:
+            return Stored(as_stored.last)
+    return None
 
 
 _NUMPY: dict[str, Any] = {
@@ -226,6 +240,7 @@ def _reduction(name: str, grad: Any, samples: Samples = Samples.REDUCED, **more:
         grad=grad,
         no_gradient=frozenset((1,)),
         attrs={"keepdims": 1, "noop_with_empty_axes": 0},
+        layout=_choose_layout,
         fold=_fold if name in _NUMPY else None,
         by_reference=name in ("ReduceMean", "ReduceL1", "ReduceL2", "ReduceSumSquare"),
         accumulates=(0,) if _NUMPY.get(name) is np.sum else (),

@@ -25,6 +25,19 @@ class ChannelsLast:
     outputs: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """The way an op stores its output 0, given the layout of its input 0.
+
+    last: the output is channels-last.
+    view: the op of this engine that replaces the node, whose output then has the bytes of the
+        input, so that nothing is copied; empty if the node stays.
+    """
+
+    last: bool
+    view: str = ""
+
+
 class Role(Enum):
     """The role of an input that is usually a parameter of the model."""
 

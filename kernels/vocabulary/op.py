@@ -29,6 +29,7 @@ from engine.kernels.vocabulary.facts import (
     Samples,
     Scaling,
     Storage,
+    Stored,
     Units,
 )
 from engine.kernels.vocabulary.kernel import Template
@@ -101,6 +102,16 @@ class TensorType:
     def but(self, shape: Sequence[Dim] | None = None, dtype: str | None = None) -> TensorType:
         """Return a plain (not channels-last) type with another shape or element type."""
         return TensorType(dtype or self.dtype, self.shape if shape is None else tuple(shape))
+
+    def as_stored(self) -> TensorType:
+        """Return the plain type of the same bytes: its axes are in the order in which this one has
+        them.
+        """
+        return self.but([self.dims[axis] for axis in self.order])
+
+    def list_layouts(self) -> list[TensorType]:
+        """Return this type in each layout that its rank allows, the plain one first."""
+        return [self.as_last(last) for last in ((False, True) if self.rank >= 3 else (False,))]
 
     def as_last(self, last: bool = True) -> TensorType:
         """Return the same tensor, channels last or plain."""
@@ -207,6 +218,9 @@ class Site:
     def wrong(self, found: str) -> NoReturn:
         """Refuse shapes that break ONNX's rule for the op."""
         raise ShapeError(f"{self.where()}: {found}")
+
+
+LayoutRule = Callable[[Site, TensorType], Stored | None]
 
 
 class Nodes(Protocol):
@@ -421,8 +435,9 @@ class Op:
         that it computes as the kernels do.
     is_view: output 0 has the bytes of input 0 in another shape; `lower` may then update them.
     expr: the scalar formula of an elementwise op over its inputs.
-    layout: the layout of images that it reads and makes: one rule for all, or the operands that
-        must be channels-last.
+    layout: the layout of images that it reads and makes: one rule for all; the operands that must
+        be channels-last; or a function of the site and the type of output 0, which returns how this
+        output is stored for the layout of input 0, or None if the input must be plain.
     movement: which elements of its inputs the outputs have.
     scaling: whether it makes integers of numbers or numbers of integers, each by itself.
     units: the integers among its operands, with their scales and zero points, which are checked
@@ -475,7 +490,7 @@ class Op:
     by_reference: bool = False
     is_view: bool = False
     expr: Callable[[Site], Expr | Formulas] | None = None
-    layout: Layout | ChannelsLast = Layout.PLAIN
+    layout: Layout | ChannelsLast | LayoutRule = Layout.PLAIN
     movement: Movement = Movement.COMPUTED
     scaling: Scaling | None = None
     units: tuple[Units, ...] = ()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -56,3 +58,92 @@ def test_padded_images_keep_their_layout(mode: str, pads: list[int]) -> None:
     np.testing.assert_array_equal(run(graph, {"x": x}, threads=2)["y"], expected)
     plan = make_plan(graph, {}, target=detect_host(), threads=1)
     assert [step.source for step in plan.steps if "ToPlain" in step.source] == ["y/ToPlain"]
+
+
+def _make_graph(nodes: list[Node], size: int = 5) -> tuple[Graph, np.ndarray]:
+    """Return a graph whose nodes read `c`, the result of a convolution, and write `y`."""
+    x = RNG.standard_normal((2, 3, size, 4)).astype(np.float32)
+    known = {"w": RNG.standard_normal((6, 3, 1, 1)).astype(np.float32)}
+    first = Node("Conv", ("x", "w"), ("c",), {}, "", "conv")
+    graph = Graph("g", {"x": find_type(x)}, ["y"], known, [first, *nodes], {"": 18})
+    return graph, x
+
+
+def _check(graph: Graph, inputs: dict[str, np.ndarray], atol: float) -> None:
+    """Compare the output `y` with onnx's reference."""
+    graph.types.update(infer(graph).types)
+    (expected,) = evaluate(onnx_io.to_proto(graph), inputs)
+    np.testing.assert_allclose(run(graph, inputs)["y"], expected, rtol=1e-5, atol=atol)
+
+
+def _count_copies(graph: Graph) -> int:
+    """Return how many steps of a graph's plan copy a value into another layout or order of axes."""
+    plan = make_plan(graph, {}, target=detect_host(), threads=1)
+    return sum("_copy" in step.kernel for step in plan.steps)
+
+
+@pytest.mark.parametrize("keep", [0, 1])
+@pytest.mark.parametrize(
+    "axes", [a for n in range(1, 5) for a in itertools.combinations(range(4), n)], ids=str
+)
+@pytest.mark.parametrize("op", ["ReduceMean", "ReduceMax", "ReduceLogSumExp", "ReduceL2"])
+def test_reductions_read_either_layout(op: str, axes: tuple[int, ...], keep: int) -> None:
+    graph, x = _make_graph([Node(op, ("c", "axes"), ("y",), {"keepdims": keep}, "", "reduce")])
+    graph.initializers["axes"] = np.array(axes)
+    _check(graph, {"x": x}, 1e-6)
+    # The image is copied for the convolution.  The result is copied where it is one itself, and
+    # the operand where the result has its axes in an order of neither layout.
+    kept = [axis for axis in range(4) if axis not in axes]
+    has_both = 1 in kept and any(axis > 1 for axis in kept)
+    assert _count_copies(graph) == 1 + has_both
+
+
+@pytest.mark.parametrize("perm", list(itertools.permutations(range(4))), ids=str)
+def test_a_transpose_reads_an_image_as_it_is_stored(perm: tuple[int, ...]) -> None:
+    graph, x = _make_graph(
+        [
+            Node("Transpose", ("c",), ("t",), {"perm": list(perm)}, "", "transpose"),
+            Node("Tanh", ("t",), ("y",), {}, "", "tanh"),
+        ]
+    )
+    _check(graph, {"x": x}, 1e-6)
+    assert _count_copies(graph) == 1 + (perm != (0, 2, 3, 1))
+
+
+def test_pixels_become_words_and_an_image_again_without_a_copy() -> None:
+    """As a transformer of pictures does it, and the block of a ConvNeXt."""
+    nodes = [
+        Node("Reshape", ("c", "flat"), ("f",), {}, "", "flatten"),
+        Node("Transpose", ("f",), ("words",), {"perm": [0, 2, 1]}, "", "to words"),
+        Node("LayerNormalization", ("words", "m"), ("normed",), {}, "", "norm"),
+        Node("Transpose", ("normed",), ("back",), {"perm": [0, 2, 1]}, "", "to channels"),
+        Node("Reshape", ("back", "pixels"), ("image",), {}, "", "image"),
+        Node("Add", ("image", "c"), ("sum",), {}, "", "sum"),
+        Node("Conv", ("sum", "v"), ("d",), {}, "", "second"),
+        Node("ReduceMean", ("d", "axes"), ("y",), {"keepdims": 0}, "", "mean"),
+    ]
+    graph, x = _make_graph(nodes)
+    graph.initializers |= {
+        "flat": np.array([2, 6, 20]),
+        "pixels": np.array([2, 6, 5, 4]),
+        "m": RNG.standard_normal(6).astype(np.float32),
+        "v": RNG.standard_normal((7, 6, 3, 3)).astype(np.float32),
+        "axes": np.array([2, 3]),
+    }
+    _check(graph, {"x": x}, 1e-5)
+    assert _count_copies(graph) == 1  # of the input
+
+
+def test_a_product_of_transposed_words_is_not_stored_as_an_image() -> None:
+    """Nobody reads it channels-last, so that its reader needs no copy."""
+    nodes = [
+        Node("Reshape", ("c", "flat"), ("f",), {}, "", "flatten"),
+        Node("Transpose", ("m",), ("t",), {"perm": [0, 2, 1]}, "", "transpose"),
+        Node("Softmax", ("t",), ("s",), {"axis": -1}, "", "softmax"),
+        Node("MatMul", ("f", "s"), ("y",), {}, "", "product"),
+    ]
+    graph, x = _make_graph(nodes)
+    graph.inputs["m"] = find_type(m := RNG.standard_normal((2, 7, 20)).astype(np.float32))
+    graph.initializers["flat"] = np.array([2, 6, 20])
+    _check(graph, {"x": x, "m": m}, 1e-5)
+    assert _count_copies(graph) == 3

@@ -188,7 +188,7 @@ def conv_pack(target: Target, T: str, P: str = "") -> Body:
                 turn_filters(into, first, off(w, filters), q, stored, js, done, tid, nthreads)
                 if done == columns:
                     end = begin
-            # As weights lie in w: all channels of a few filters, or for dX all filters of a channel.
+            # In the order of w: all channels of a few filters, or for dX all filters of a channel.
             step = lanes if cs < js else 1
             c = begin
             while c < end:
