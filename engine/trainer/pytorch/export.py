@@ -160,7 +160,7 @@ def export(
     held = set(program.model.graph.initializers)
     _write(program, module, given)
     _check_support(given, call.sizes())
-    difference = _compare(torch, module, call, given, outputs, tolerance)
+    difference = _compare(torch, module, call, given, outputs, tolerance, moved)
     known = _with_gradients(given, trained, outputs, call.sizes())
     names = tuple(name for name in trained if name in known)
     norms = tuple(name for name in frozen if name in held)
@@ -381,12 +381,15 @@ def _with_gradients(
 
 
 def _compare(
-    torch: Any, module: Any, call: ModuleCall, path: str, outputs: Sequence[str], tolerance: float
-) -> float:
+    torch: Any, module: Any, call: ModuleCall, path: str, outputs: Sequence[str], tolerance: float,
+    moved: Sequence[str],
+) -> float:  # fmt: skip
     """Return how far the outputs are from torch's, for one row more than in the example.
 
     Both draw the same random numbers.  A module that drops in evaluation mode, too, is compared
     with dropouts on.
+
+    moved: the buffers that the module changes while it runs forward, for messages.
 
     Raises:
         ModelError: they are farther than the tolerance, or of other shapes.
@@ -420,6 +423,12 @@ def _compare(
             )
         return worst
     because = "; it draws random numbers, perhaps otherwise in both" if draws.drawn else ""
+    if moved:
+        because += (
+            f"; in training mode it changes its buffer {moved[0]!r}, as "
+            "torch.nn.utils.spectral_norm does, and reads the new value; supported: buffers that "
+            "stay as they are"
+        )
     if draws.packed:
         because += (
             "; pad_packed_sequence pads to the length of the packed batch, as torch does with "
