@@ -11,7 +11,7 @@ from engine.graphs.ir.sites import make_site
 from engine.graphs.passes.fuse import has_shape
 from engine.graphs.passes.may_add import Keys
 from engine.kernels.ops.registry import list_ops
-from engine.kernels.vocabulary.facts import ChannelsLast, Layout, Stored
+from engine.kernels.vocabulary.facts import ChannelsLast, Layout, LayoutChoice
 from engine.kernels.vocabulary.op import OURS, Dim, Op, TensorType, read_op_keys
 from engine.kernels.vocabulary.shape_rules import broadcast_dims
 
@@ -91,7 +91,7 @@ class _Layouts:
             if choice and (is_wanted if choice.last else choice.view):
                 yield node.inputs[0]
 
-    def _choose(self, node: Node, op: Op, last: bool) -> Stored | None:
+    def _choose(self, node: Node, op: Op, last: bool) -> LayoutChoice | None:
         """Return how a node with a rule of its own stores its output, for a layout of its input."""
         assert callable(op.layout)
         site = make_site(self.graph, node, self.types, self.constants)

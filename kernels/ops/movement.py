@@ -27,7 +27,7 @@ from engine.kernels.loops.map import collapse
 from engine.kernels.machine.target import Target
 from engine.kernels.ops.shape import i64s, reduce_sum, unknown, unsqueeze
 from engine.kernels.vocabulary.call import KernelCall, Reach, list_outer_walks
-from engine.kernels.vocabulary.facts import ALIKE, Movement, Samples, Stored
+from engine.kernels.vocabulary.facts import ALIKE, LayoutChoice, Movement, Samples
 from engine.kernels.vocabulary.kernel import (
     MOVED,
     Body,
@@ -427,7 +427,7 @@ def _transpose_lower(lowering: Lowering) -> None:
     )
 
 
-def _choose_transposed_layout(site: Site, y: TensorType) -> Stored:
+def _choose_transposed_layout(site: Site, y: TensorType) -> LayoutChoice:
     """Return the layout of y that has the bytes of x, if one has, and plain otherwise.
 
     Channels-last x [N, C, H, W] is stored as [N, H, W, C], which is y of perm 0, 2, 3, 1.  The way
@@ -436,8 +436,8 @@ def _choose_transposed_layout(site: Site, y: TensorType) -> Stored:
     x, perm = site.type(0), _read_perm(site)
     for as_stored in y.list_layouts():
         if [perm[axis] for axis in as_stored.order] == list(x.order):
-            return Stored(as_stored.last, view="TransposedView")
-    return Stored(last=False)
+            return LayoutChoice(as_stored.last, view="TransposedView")
+    return LayoutChoice(last=False)
 
 
 def _transpose_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:

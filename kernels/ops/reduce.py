@@ -24,7 +24,7 @@ from engine.base.errors import DTypeError
 from engine.kernels.loops.fold import FOLD_KERNELS, FOLDS, Fold, fold_axes, lower_logsumexp
 from engine.kernels.loops.map import lower_map
 from engine.kernels.ops.shape import normalise_axes, read_axes, unsqueeze, with_axes
-from engine.kernels.vocabulary.facts import Samples, Storage, Stored
+from engine.kernels.vocabulary.facts import LayoutChoice, Samples, Storage
 from engine.kernels.vocabulary.op import MS, Dim, Grad, Lowering, Op, Operand, Site, TensorType
 from engine.kernels.vocabulary.row_program import start_value
 from engine.kernels.vocabulary.shape_rules import make_symbol
@@ -89,15 +89,15 @@ def _infer(site: Site) -> tuple[TensorType, ...]:
     return (t.but(dims),)
 
 
-def _choose_layout(site: Site, y: TensorType) -> Stored | None:
+def _choose_layout(site: Site, y: TensorType) -> LayoutChoice | None:
     """Return how y is stored; None if its axes, in the order in which x has them, fit no layout."""
     x, axes = site.type(0), _read_axes(site)
     if y.rank == x.rank:
-        return Stored(x.last)
+        return LayoutChoice(x.last)
     kept = [axis for axis in x.order if axis not in axes]
     for as_stored in y.list_layouts():
         if [sorted(kept)[axis] for axis in as_stored.order] == kept:
-            return Stored(as_stored.last)
+            return LayoutChoice(as_stored.last)
     return None
 
 

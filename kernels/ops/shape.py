@@ -18,7 +18,7 @@ import numpy as np
 from engine.base.aliases import Array
 from engine.base.element_types import OF_NUMPY
 from engine.kernels.loops.map import MAP_KERNELS
-from engine.kernels.vocabulary.facts import Movement, Samples, Stored
+from engine.kernels.vocabulary.facts import LayoutChoice, Movement, Samples
 from engine.kernels.vocabulary.op import MS, Dim, Grad, Nodes, Op, Site, TensorType
 from engine.kernels.vocabulary.shape_rules import make_symbol, normalise_axis
 from engine.kernels.vocabulary.sizes import make_array
@@ -197,15 +197,15 @@ def view_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
     return (dx, *[None] * (len(grad.site.ins) - 1))
 
 
-def _choose_view_layout(site: Site, y: TensorType) -> Stored | None:
+def _choose_view_layout(site: Site, y: TensorType) -> LayoutChoice | None:
     """Return how the shape of another number of pixels is stored: as the input is.
 
     [N, C, H, W] that is stored as [N, H, W, C] has the bytes of [N, H W, C], for instance.
     """
     x = site.type(0)
     if not x.last:
-        return Stored(last=False)
-    return Stored(last=True) if y.rank >= 3 and y.dims[:2] == x.dims[:2] else None
+        return LayoutChoice(last=False)
+    return LayoutChoice(last=True) if y.rank >= 3 and y.dims[:2] == x.dims[:2] else None
 
 
 def _view(

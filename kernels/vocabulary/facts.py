@@ -26,7 +26,7 @@ class ChannelsLast:
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class LayoutChoice:
     """The way an op stores its output 0, given the layout of its input 0.
 
     last: the output is channels-last.

@@ -23,13 +23,13 @@ from engine.kernels.vocabulary.expression import Expr
 from engine.kernels.vocabulary.facts import (
     ChannelsLast,
     Layout,
+    LayoutChoice,
     Movement,
     Product,
     Role,
     Samples,
     Scaling,
     Storage,
-    Stored,
     Units,
 )
 from engine.kernels.vocabulary.kernel import Template
@@ -220,7 +220,7 @@ class Site:
         raise ShapeError(f"{self.where()}: {found}")
 
 
-LayoutRule = Callable[[Site, TensorType], Stored | None]
+LayoutRule = Callable[[Site, TensorType], LayoutChoice | None]
 
 
 class Nodes(Protocol):

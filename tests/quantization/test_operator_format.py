@@ -255,7 +255,7 @@ def test_a_recurrence_has_8_bit_weights(tmp_path: Path, direction: str, i: int, 
         (
             "wz",
             np.zeros(1, np.uint8),
-            r"zero point \(input 9\) is u8\[1\], of i8\[1,5,12\] \(input 1\)",
+            r"zero point \(input 9\) is u8\[1\], but the integers are i8\[1,5,12\] \(input 1\)",
         ),
         ("rz", np.zeros((12,), np.int8), r"R_zero_point \(input 11\) is i8\[12\]"),
         ("w", np.ones((1, 4, 12), np.int8), r"expected the shape \[1, 12, 5\]"),

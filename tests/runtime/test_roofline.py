@@ -80,5 +80,5 @@ def test_a_check_says_when_it_is_unsure() -> None:
         str(Check("m", 1, "k", figures=figures, machine=(2.5e9, 5e8), unsure=unsure))
         for unsure in (False, True)
     ]
-    assert all("by 2.5 GFLOP/s and 0.5 GB/s" in text for text in told)
-    assert ["unsure: the machine was busy" in text for text in told] == [False, True]
+    assert all("at 2.5 GFLOP/s and 0.5 GB/s" in text for text in told)
+    assert ["uncertain: the machine was busy" in text for text in told] == [False, True]
