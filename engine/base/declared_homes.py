@@ -312,6 +312,7 @@ OP_HOMES = {
     ("engine", "MaxPoolGrad"): "engine.kernels.ops.pool.pool",
     ("engine", "MaxRoiPoolGrad"): "engine.kernels.ops.sampling.roi",
     ("engine", "MoveStatistic"): "engine.kernels.ops.norm.batchnorm",
+    ("engine", "MovedBuffer"): "engine.kernels.ops.gradient_flow",
     ("engine", "PeakScale"): "engine.kernels.ops.fake_quantization",
     ("engine", "QuantizeDequantize"): "engine.kernels.ops.fake_quantization",
     ("engine", "QuantizedConv"): "engine.kernels.ops.quantised_weights",
@@ -339,6 +340,7 @@ OP_HOMES = {
     ("engine", "ToChannelsLast"): "engine.kernels.ops.movement",
     ("engine", "ToPlain"): "engine.kernels.ops.movement",
     ("engine", "TrackedScale"): "engine.kernels.ops.fake_quantization",
+    ("engine", "TransposedView"): "engine.kernels.ops.movement",
     ("engine", "UpdateSignal"): "engine.kernels.ops.optimizer.signal",
     ("engine", "WriteCache"): "engine.kernels.ops.index.cache",
 }

@@ -13,6 +13,7 @@ import numpy as np
 from engine.base.element_types import FLOATS
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.ir.sites import find_units, is_dequantiser
+from engine.graphs.offline.buffers import Mover
 from engine.kernels.ops.quantization import QUANTISED, find_limits
 from engine.kernels.ops.registry import list_ops
 from engine.kernels.vocabulary.op import OURS, TensorType
@@ -148,20 +149,12 @@ def track_ranges(graph: Graph, nodes: Sequence[Node]) -> Graph:
     After    s, z, batch = TrackedScale(x, range) training_mode=1;
              MoveStatistic(range, batch, true)
     """
-    names = Names(graph)
-    always = names.take_fresh("ranges_move")
+    mover = Mover(graph)
     for node in nodes:
-        moment = names.take_fresh(f"{node.inputs[1]}_batch")
+        moment = mover.names.take_fresh(f"{node.inputs[1]}_batch")
         node.outputs = (*node.outputs[:2], moment)
         node.attrs = {**node.attrs, "training_mode": 1}
-        attrs = {"momentum": node.attrs.get("momentum", 0.99)}
-        title = names.take_fresh(f"{node.name}/MoveStatistic")
-        flag = names.take_fresh(f"{moment}_flag")
-        graph.nodes.append(
-            Node("MoveStatistic", (node.inputs[1], moment, always), (flag,), attrs, OURS, title)
-        )
-    if nodes:
-        graph.initializers[always] = np.ones(1, np.bool_)
+        mover.append(node.inputs[1], moment, node.attrs.get("momentum", 0.99), node.name)
     return graph
 
 

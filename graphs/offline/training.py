@@ -16,6 +16,7 @@ from engine.base.errors import (
 )
 from engine.graphs.io.provenance import describe_dropped
 from engine.graphs.ir.graph import Graph, Names, Node
+from engine.graphs.offline.buffers import list_moved, move_buffers, move_last
 from engine.graphs.offline.differentiate import differentiate, find_dependent
 from engine.graphs.offline.integer_layers import write_layers
 from engine.graphs.offline.integer_training import find_resident, scale_gradient
@@ -117,7 +118,8 @@ def make_artifacts(
     build_loss: appends the loss.  None: the first output of the graph is the loss.
     additional_outputs: names of values that are outputs of both graphs, after the loss.
     frozen_norms: see `batchnorm.choose_trained`; with True, ranges of rounded values are frozen,
-        too.  Running statistics and ranges that training updates become frozen parameters.
+        too, and so are buffers.  Statistics, ranges and buffers that training moves become frozen
+        parameters.
     proximal: whether gradients have a pull to anchors, see graphs/offline/proximal.py.
 
     Before   inputs x; initializers w; y = MatMul(x, w); output y
@@ -135,9 +137,10 @@ def make_artifacts(
     name_nodes(forward)
     _refuse_taken(forward, _list_fixed_names((*choice.trainable, *choice.inputs)))
     moving = choose_trained(forward, choice.trainable, choice.frozen, frozen_norms)
-    tracked = [] if frozen_norms is True or not choice.trainable else list_tracked(forward)
-    ranges = [node.inputs[1] for node in tracked]
-    choice = _with_statistics(forward, choice, [*give_own_statistics(forward, moving), *ranges])
+    is_still = frozen_norms is True or not choice.trainable
+    tracked, moved = ([], []) if is_still else (list_tracked(forward), list_moved(forward))
+    held = [*(node.inputs[1] for node in tracked), *(node.inputs[0] for node in moved)]
+    choice = _with_statistics(forward, choice, [*give_own_statistics(forward, moving), *held])
     parameters = turn_into_inputs(forward, (*choice.trainable, *choice.frozen))
     for name in (*choice.trainable, *choice.inputs):
         t = forward.inputs[name]
@@ -159,14 +162,16 @@ def make_artifacts(
     trainable = {n: a for n, a in parameters.items() if n in chosen}
     anchors = make_anchors(trainable) if proximal else {}
     _refuse_taken(forward, anchors)
-    held = {n: TensorType(OF_NUMPY[a.dtype], a.shape) for n, a in anchors.items()}
-    forward.inputs = {**users, **new, **mine, **held}
+    pulls = {n: TensorType(OF_NUMPY[a.dtype], a.shape) for n, a in anchors.items()}
+    forward.inputs = {**users, **new, **mine, **pulls}
     infer(name_nodes(forward))  # again, for the loss
     evaluation = set_inference_mode(forward.copy())  # with the original ops, before fusion
     _let_gradients_through(forward, choice)
     track_ranges(set_training_form(forward, moving), list_tracked(forward) if tracked else [])
+    move_buffers(forward, list_moved(forward) if moved else [])
     fuse_patterns(forward, infer(forward))
     training = _append_gradients(forward, choice, infer(forward).types, is_held=proximal)
+    move_last(training)
     for graph in (training, evaluation):
         used = {i for n in graph.nodes for i in n.list_reads()} | set(graph.outputs)
         graph.initializers = {n: a for n, a in graph.initializers.items() if n in used}

@@ -1,6 +1,7 @@
-"""Instructions to autograd: where gradients stop, and where they have a rule of their own.
+"""Instructions to training: where gradients stop or have a rule of their own, and what moves.
 
-Forward   StopGradient: y = x;  Cotangent: dy = y, in name only;  Redirect: z = y
+Forward   StopGradient: y = x;  Cotangent: dy = y, in name only;  Redirect: z = y;
+          MovedBuffer: y = old, or in training y = new, which replaces old (offline/buffers.py)
 Backward  StopGradient, Cotangent: none.  Redirect of y, dy, x and dx, where nodes make dx of dy:
           the gradient of z goes to y, and x gets what these nodes make of it instead of dy
 Error     none
@@ -10,8 +11,8 @@ Error     none
 
 `engine.trainer.pytorch.export` writes them: `detach()` and `no_grad` become a StopGradient, and an
 `autograd.Function` becomes a Redirect of its stopped output, with the nodes of its `backward`
-between the Cotangent and the Redirect.  For all other runtimes, they are functions of the model
-that copy their first input.
+between the Cotangent and the Redirect.  A buffer that `forward` changes becomes a MovedBuffer.  For
+all other runtimes, they are functions of the model that copy their first input.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def _redirected(grad: Grad, dz: str) -> tuple[str | None, ...]:
     return dz, None, dx, None
 
 
-def _op(name: str, count: int, no_gradient: tuple[int, ...]) -> Op:
+def _op(name: str, count: int, no_gradient: tuple[int, ...], *, is_acting: bool = False) -> Op:
     return Op(
         name=name,
         domain=OURS,
@@ -40,8 +41,14 @@ def _op(name: str, count: int, no_gradient: tuple[int, ...]) -> Op:
         tells_gradient=name == "Redirect",
         no_gradient=frozenset(no_gradient),
         is_identity=True,
+        is_acting=is_acting,
         samples=Samples.ELEMENTWISE,
     )
 
 
-OPS = (_op("StopGradient", 1, (0,)), _op("Cotangent", 1, (0,)), _op("Redirect", 4, (1, 3)))
+OPS = (
+    _op("StopGradient", 1, (0,)),
+    _op("Cotangent", 1, (0,)),
+    _op("Redirect", 4, (1, 3)),
+    _op("MovedBuffer", 2, (0, 1), is_acting=True),
+)

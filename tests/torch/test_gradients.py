@@ -357,10 +357,3 @@ def test_a_module_that_drops_in_evaluation_mode_is_told(tmp_path: Path) -> None:
 
     with pytest.warns(ModelWarning, match="drops in evaluation mode, too"):
         export(made(function), X, tmp_path / "net.onnx")
-
-
-def test_a_buffer_that_the_forward_pass_moves_is_told_and_stays(tmp_path: Path) -> None:
-    module = made(told.moving_mean)
-    with pytest.warns(ModelWarning, match="changes its buffer 'mean' while it runs forward"):
-        export(module, X, tmp_path / "net.onnx")
-    assert not module.mean.any()

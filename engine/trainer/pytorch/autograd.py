@@ -447,8 +447,7 @@ class _Stops:
         inner = [getattr(self.module, n.target) for n in node.all_input_nodes if n.op == "get_attr"]
         bodies = [part for part in inner if isinstance(part, self.torch.fx.GraphModule)]
         if name in _REGIONS and not node.args[0]:
-            if takes:
-                self._stop_region(node, bodies[0])
+            self._stop_region(node, bodies[0])
             return
         for body in bodies:
             inputs = {n for n in body.graph.nodes if n.op == "placeholder"}
@@ -471,6 +470,8 @@ class _Stops:
                         "a value with a gradient is changed in place under no_grad"
                         f"{find_line(inner)}; make a new value: x = x + change.detach()"
                     )
+        if not self.flows.intersection(node.all_input_nodes):
+            return
         if any(n in given for _, written in inside.changes for n in inside.families[written]):
             with self.graph.inserting_before(node):
                 for outer in dict.fromkeys(n for n in node.args[2:] if n in self.flows):

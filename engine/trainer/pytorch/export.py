@@ -151,12 +151,6 @@ def export(
     frozen = _list_frozen_norms(torch, module)
     with in_mode(module, trains=True), silently(torch):
         program, outputs, moved = program_of(torch, module, call, opset)
-    for name in moved:
-        warn_user(
-            f"the module changes its buffer {name!r} while it runs forward, and the exported model "
-            "does not: it keeps the value that it has now",
-            ModelWarning,
-        )
     held = set(program.model.graph.initializers)
     _write(program, module, given)
     _check_support(given, call.sizes())
@@ -425,9 +419,9 @@ def _compare(
     because = "; it draws random numbers, perhaps otherwise in both" if draws.drawn else ""
     if moved:
         because += (
-            f"; in training mode it changes its buffer {moved[0]!r}, as "
-            "torch.nn.utils.spectral_norm does, and reads the new value; supported: buffers that "
-            "stay as they are"
+            f"; it changes its buffer {moved[0]!r} while it runs forward, and reads it otherwise "
+            "in evaluation mode; supported there: the old value of a buffer that then stays as it "
+            "is, and the new one of a buffer that changes there, too"
         )
     if draws.packed:
         because += (

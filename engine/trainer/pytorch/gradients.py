@@ -221,6 +221,7 @@ def _make_gradient_graph(
     And the random ops whose numbers are not known.
     """
     from engine.graphs.ir.graph import Node
+    from engine.graphs.offline.buffers import list_moved, read_new
     from engine.graphs.offline.differentiate import differentiate
     from engine.graphs.offline.normalize import pass_on, turn_into_inputs
     from engine.graphs.passes.batchnorm import (
@@ -235,6 +236,7 @@ def _make_gradient_graph(
 
     graph = open_graph(path, sizes)
     unknown = torch_draws.fix(graph)
+    read_new(list_moved(graph))
     moving = choose_trained(graph, train, (), list(norms) if norms else False)
     # Statistics move where they are, so that they cannot be constants.
     values = turn_into_inputs(graph, [*train, *give_own_statistics(graph, moving)])

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from engine.base.errors import EngineError, UnsupportedOpError
+from engine.kernels.vocabulary.op import OURS
 from engine.trainer.pytorch import autograd as torch_autograd
 from engine.trainer.pytorch.functions import write_out_calls
 from engine.trainer.pytorch.module_call import ModuleCall, tensors_of
@@ -114,12 +115,15 @@ def silently(torch: Any) -> Iterator[None]:
 def program_of(
     torch: Any, module: Any, call: ModuleCall, opset: int
 ) -> tuple[Any, list[str], list[str]]:
-    """Export a module: return the ONNX model, the names of outputs, and of buffers it changes.
+    """Export a module: return the ONNX model, and the names of outputs and of moved buffers.
+
+    Moved buffers are of floats, and `forward` changes them; in training, the model does so, too.
 
     Raises:
         UnsupportedOpError: torch cannot export it.
     """
     names: list[str] = []
+    changed: list[str] = []
     hooks = torch_autograd.list_hooks(module)
     notes = torch_autograd.Notes(torch, module)
 
@@ -129,7 +133,8 @@ def program_of(
             notes.note_parameter_hooks(hooks)
             results = dict(tensors_of(torch, module.forward(*args, **kwargs), ""))
         names[:] = results
-        return (*results.values(), *notes.kept)
+        buffers = (module.get_buffer(name).clone() for name in changed)
+        return (*results.values(), *buffers, *notes.kept)
 
     # A shallow copy shares all parameters with the module; only what it returns is another.
     flat = copy.copy(module)
@@ -145,11 +150,17 @@ def program_of(
             without_validation(torch),
             without_values(torch),
         ):
-            traced = torch.export.export(
-                flat, args, kwargs, dynamic_shapes=call.dynamic(), strict=False
-            )
-        read_by_places(torch, traced)
-        moved = torch_autograd.stop(torch, traced, len(notes.kept))
+            # The exporter drops new values of buffers which nothing reads, so that a module that
+            # changes some is traced once more, with these values as outputs.
+            for _ in range(2):
+                traced = torch.export.export(
+                    flat, args, kwargs, dynamic_shapes=call.dynamic(), strict=False
+                )
+                read_by_places(torch, traced)
+                moved = torch_autograd.stop(torch, traced, len(notes.kept))
+                if moved == changed:
+                    break
+                changed[:] = moved
         program = torch.onnx.export(
             traced, dynamo=True, optimize=False, opset_version=opset, verbose=False,
             custom_translation_table=torch_autograd.list_translations(torch),
@@ -162,12 +173,78 @@ def program_of(
         ) from error
     graph = program.model.graph
     _let_drop(graph)
-    del graph.outputs[len(names) :]  # values with hooks
+    del graph.outputs[len(names) :]  # values of buffers and values with hooks
+    if changed:
+        _move_buffers(torch, module, call, program, changed)
     for node in graph:
         node.metadata_props.pop(_TRACE, None)
     _name_axes(graph, call.axis_names())
     _name_inputs(graph)
-    return program, _name_outputs(graph, names), moved
+    return program, _name_outputs(graph, names), changed
+
+
+def _move_buffers(
+    torch: Any, module: Any, call: ModuleCall, program: Any, changed: Sequence[str]
+) -> None:
+    """Write a MovedBuffer for each buffer that a program changes.
+
+    Readers of the new value in training read the old one in evaluation mode, unless the module
+    changes the buffer there as well.
+
+    changed: the buffers that are changed in place.
+
+    Raises:
+        UnsupportedOpError: torch's exporter does not write the new value of one.
+    """
+    import onnx_ir
+
+    graph = program.model.graph
+    own = dict(module.named_buffers(remove_duplicate=False))
+    values = {value.name: value for node in graph for value in node.outputs}
+    moved = program.exported_program.graph_signature.buffers_to_mutate
+    made = {name: values[value] for value, name in moved.items() if value in values}
+    moves_always = _list_changed(torch, module, call)
+    for name in changed:
+        if name not in made:
+            raise UnsupportedOpError(
+                f"{type(module).__name__} changes its buffer {name!r} while it runs forward, and "
+                "torch's exporter does not write the new value; compute it outside of the module"
+            )
+        new = made[name]
+        old = graph.initializers.get(name) or _add_initializer(graph, name, own[name])
+        node = onnx_ir.node(
+            "MovedBuffer", inputs=[old, new], domain=OURS, name=f"{name}/MovedBuffer"
+        )
+        (value,) = node.outputs
+        value.name, value.type, value.shape = f"{name}_moved", new.type, new.shape
+        if name not in moves_always:
+            new.replace_all_uses_with(value, replace_graph_outputs=True)
+            node.replace_input_with(1, new)
+        maker = new.producer()
+        graph.insert_after(maker, node)
+    program.model.opset_imports.setdefault(OURS, 1)
+
+
+def _add_initializer(graph: Any, name: str, buffer: Any) -> Any:
+    """Add a buffer that nothing reads before it changes, which the exporter leaves out."""
+    import onnx_ir
+
+    tensor = onnx_ir.tensor(buffer.detach().numpy().copy(), name=name)
+    value = onnx_ir.Value(
+        name=name, type=onnx_ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor
+    )
+    graph.register_initializer(value)
+    return value
+
+
+def _list_changed(torch: Any, module: Any, call: ModuleCall) -> set[str]:
+    """Return the buffers that a module changes while it runs forward in evaluation mode."""
+    args, kwargs = call.resized(call.rows)
+    before = {n: b.clone() for n, b in module.named_buffers(remove_duplicate=False)}
+    with in_mode(module, trains=False), silently(torch):
+        module(*args, **kwargs)
+        after = dict(module.named_buffers(remove_duplicate=False))
+        return {name for name, value in before.items() if not after[name].equal(value)}
 
 
 def _let_drop(graph: Any) -> None:

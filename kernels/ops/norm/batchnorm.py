@@ -207,14 +207,15 @@ def _infer(site: Site) -> tuple[TensorType, ...]:
 def _move(lowering: Lowering) -> None:
     """statistic = momentum statistic + (1 - momentum) batch where the signal of the step is given.
 
-    statistic, batch: [C].  Output 0 is true.
+    statistic, batch: of one shape.  Output 0 is true.
     """
     statistic, batch = lowering.x(0), lowering.x(1)
     signal = Operand(lowering.x(2).name, TensorType("b1", ()))
     momentum = lowering.site.attrs["momentum"]
     old = ("mul", ("in", 0), ("const", momentum))
     moved = ("add", old, ("mul", ("in", 1), ("const", 1 - momentum)))
-    formula: Expr = ("where", ("in", 2), moved, ("in", 0))
+    # Of momentum 0, the old value does not matter, even if it is infinite.
+    formula: Expr = ("where", ("in", 2), moved if momentum else ("in", 1), ("in", 0))
     update(lowering, formula, [statistic, batch, signal], statistic)
     if lowering.wants(0):
         lower_map(lowering, [("const", True)], [], [lowering.y(0)])

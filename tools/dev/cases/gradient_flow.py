@@ -10,4 +10,5 @@ CASES = (
     Case("Cotangent", (f32(2, 3),), domain=OURS, reference=lambda y: [y]),
     Case("Redirect", (f32(2, 3), f32(2, 3), f32(4), f32(4)), grad=(0,),
          domain=OURS, reference=lambda y, dy, x, dx: [y]),
+    Case("MovedBuffer", (f32(2, 3), f32(2, 3)), domain=OURS, reference=lambda old, new: [old]),
 )  # fmt: skip
