@@ -166,7 +166,9 @@ def _make_library(
         size=True,
         threads=False,
         compiler="zig",
-        flags=["-nostdlib"] if platform.is_elf else [],
+        # Kernels need no library of the system, and ziglang takes a minute to build the C library of
+        # Windows.
+        flags=["-nostdlib"] if platform.is_elf or system == "win32" else [],
     )
     path.with_suffix(".lib").unlink(missing_ok=True)  # nothing is linked with it
     return path

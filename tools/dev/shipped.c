@@ -4,6 +4,12 @@
 
 #if defined(_WIN32)
 #define API __declspec(dllexport)
+/* Windows calls this where a library has no C runtime; nothing begins or ends here. */
+int __stdcall DllMainCRTStartup(void *library, uint32_t reason, void *reserved)
+{
+    (void)library, (void)reason, (void)reserved;
+    return 1;
+}
 #else
 #define API __attribute__((__visibility__("default")))
 #endif
