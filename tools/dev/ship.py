@@ -166,8 +166,7 @@ def _make_library(
         size=True,
         threads=False,
         compiler="zig",
-        # Kernels need no library of the system, and ziglang takes a minute to build the C library of
-        # Windows.
+        # Kernels need no library of the system, and ziglang builds the one of Windows for a minute.
         flags=["-nostdlib"] if platform.is_elf or system == "win32" else [],
     )
     path.with_suffix(".lib").unlink(missing_ok=True)  # nothing is linked with it
