@@ -68,6 +68,5 @@ def move_buffers(graph: Graph, nodes: Sequence[Node]) -> Graph:
 
 def move_last(graph: Graph) -> Graph:
     """Let values move after all other nodes, in place: the backward pass reads some, too."""
-    moving = [n for n in graph.nodes if (n.domain, n.op) == (OURS, "MoveStatistic")]
-    graph.nodes = [n for n in graph.nodes if n not in moving] + moving
+    graph.nodes.sort(key=lambda node: (node.domain, node.op) == (OURS, "MoveStatistic"))
     return graph
