@@ -45,7 +45,10 @@ NAMES = ("mobilenet", "resnet18", "minilm", "lstm")
 VECTOR = 16  # bytes
 PRODUCT = 0.3  # share of multiply-adds in the instructions of a loop that is a product's
 # Of a 128-bit instruction, in 32 bits; of smull in 16, which sadalp adds.
-MULTIPLY_ADDS = {"fmla": 4, "bfdot": 8, "bfmmla": 16, "sdot": 16, "smull": 8, "smull2": 8}
+MULTIPLY_ADDS = {
+    "fmla": 4, "bfdot": 8, "bfmmla": 16, "sdot": 16, "usdot": 16, "smmla": 32, "usmmla": 32,
+    "smull": 8, "smull2": 8,
+}  # fmt: skip
 FACTORS = {
     "f32": KernelSpec(*gemm("f32", 0, 0)),
     "i8": KernelSpec(*integer_gemm("u8", "i32")),
@@ -246,7 +249,7 @@ BENCHES = (
     Bench(
         "cores.factors",
         "products of float32, of 8-bit integers and of 16-bit floats on cores of ARM",
-        {"usual": ("cortex-a72", "neoverse-n1", "neoverse-n2", "neoverse-v1")},
+        {"usual": ("cortex-a72", "neoverse-n1", "neoverse-n2", "neoverse-v1", "neoverse-v2")},
         ("core", "factors", "multiply-adds", "cycles:.1f", "a cycle:.1f", "of float32's:.2f"),
         measure_factors,
         usual=("usual",),

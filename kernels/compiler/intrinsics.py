@@ -302,6 +302,8 @@ _BUILDERS: dict[str, Callable[..., Any]] = {
     "block_tile": block_integers.block_tile,
     "block_rest": block_integers.block_rest,
     "integer_tile": integer_dots.integer_tile,
+    "integer_squares": integer_dots.integer_squares,
+    "turn_panel": integer_dots.turn_panel,
     "integer_windows": integer_dots.integer_windows,
     "turn_windows": integer_dots.turn_windows,
     "rows": rows.rows,

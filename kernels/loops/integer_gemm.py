@@ -22,7 +22,14 @@ from engine.base.element_types import ITEMSIZE
 from engine.kernels.loops.gemm import split_threads
 from engine.kernels.machine.target import Target
 from engine.kernels.vocabulary.call import KernelCall
-from engine.kernels.vocabulary.integers import GROUP, PANEL, find_offset, find_shape
+from engine.kernels.vocabulary.integers import (
+    GROUP,
+    PANEL,
+    SQUARE,
+    find_offset,
+    find_shape,
+    takes_squares,
+)
 from engine.kernels.vocabulary.kernel import (
     BIAS,
     Body,
@@ -50,6 +57,7 @@ OPERANDS = """
     factor: f32[up(n, 16)] if Y != "i32"   work: scratch i32[threads, starts, up(n, 16)]
     """
 SHIFT = "shift: i32[up(n, 16)] if starts > 1"
+TURNS = "1 where tiles of rows are multiplied by squares, for which panels are turned; otherwise 0"
 STARTS = "rows that sums start from: 1; with shifts 1 more than a block has rows"
 RESULT: dict[str, str | Field] = {
     "mode": "BIAS or 0",
@@ -99,17 +107,14 @@ def shift_starts(T: str) -> Inline:
     return run
 
 
-def rectangle(target: Target, X: str, Y: str, height: int = 0) -> Inline:
+def rectangle(target: Target, X: str, Y: str) -> Inline:
     """Return an inline function: m rows and n columns of Y; all start at whole panels.
-
-    height: the rows that are multiplied together; 0: as many as registers hold.
 
     rectangle(a, lda, w, y, ldy, start, lds, factor, k, m, n, low, high, offset)
 
     Row i starts from start[i lds:].
     """
     rows, panels = find_shape(target)
-    rows = height or rows
     widths = [panels >> i for i in range(panels.bit_length())]
     columns = functools.reduce(_follow, [_sweep(X, Y, rows, width) for width in widths])
 
@@ -118,6 +123,57 @@ def rectangle(target: Target, X: str, Y: str, height: int = 0) -> Inline:
         columns(a, lda, w, y, ldy, start, lds, factor, k, m, n, low, high, offset, 0)
 
     return run
+
+
+def turned_rectangle(target: Target, X: str, Y: str) -> Inline:
+    """Return an inline function as `rectangle`, with two more arguments: turned, turns.
+
+    turned: room for a panel of k steps, up to a multiple of 8.  Where `turns` is not 0, a panel is
+    turned and multiplied by squares with all tiles of rows before the next one; `turned` stays in
+    the nearest cache.  Rows that fill no tile, and other targets, take dot products.
+    """
+    dots = rectangle(target, X, Y)
+    if target.dots != "smmla":
+
+        @inline
+        def run(
+            a, lda, w, y, ldy, start, lds, factor, k, m, n, low, high, offset, turned, turns
+        ):  # fmt: skip
+            dots(a, lda, w, y, ldy, start, lds, factor, k, m, n, low, high, offset)
+
+        return run
+    rows, _ = find_shape(target)
+    turn, tile = Intrinsic("turn_panel"), Intrinsic("integer_squares", (X, Y, rows, 1))
+
+    @inline
+    def run_squares(
+        a, lda, w, y, ldy, start, lds, factor, k, m, n, low, high, offset, turned, turns
+    ):  # fmt: skip
+        done = 0
+        if turns != 0 and m >= rows and k >= SQUARE:
+            groups, j = udiv(k + GROUP - 1, GROUP), 0
+            # The last tile begins earlier, so that some rows are made twice, alike; a single row
+            # takes no longer by dot products.
+            done = m if m - udiv(m, rows) * rows != 1 else m - 1
+            while j < n:
+                tail = imin(n - j, PANEL)
+                turn(off(w, j * groups * GROUP), turned, groups)
+                i = 0
+                while i < done:
+                    i = imin(i, done - rows)
+                    tile(
+                        off(a, i * lda), turned, off(y, i * ldy + j), off(start, i * lds + j),
+                        off(factor, j), k, lda, 0, ldy, lds, low, high, offset, tail,
+                    )  # fmt: skip
+                    i += rows
+                j += PANEL
+        if done < m:
+            dots(
+                off(a, done * lda), lda, w, off(y, done * ldy), ldy, off(start, done * lds), lds,
+                factor, k, m - done, n, low, high, offset,
+            )  # fmt: skip
+
+    return run_squares
 
 
 def _sweep(X: str, Y: str, rows: int, width: int) -> Inline:
@@ -172,6 +228,7 @@ INTEGER_GEMM_WORDS = Words(
     samples="samples that rows are of, as many of each",
     rows="rows of A that are multiplied with all of B, one after another",
     starts=STARTS,
+    turns=TURNS,
     grid=Field("into how many parts threads cut the work", names=("rows", "columns")),
     **RESULT,
 )
@@ -186,7 +243,7 @@ def _tiling(params: Parameters, numbers: Numbers) -> Tiling:
     """Return the rows of X and Y; one thread runs a tile."""
     c = INTEGER_GEMM_WORDS.unpack([int(n) for n in numbers])
     x, y = (ITEMSIZE[str(kind)] for kind in params)
-    return Tiling(c["m"], (x * c["k"], y * c["n"], *[0] * 7), _COUNTS, _ALONE)
+    return Tiling(c["m"], (x * c["k"], y * c["n"], *[0] * 8), _COUNTS, _ALONE)
 
 
 def _samples(c: KernelCall) -> Tiling | None:
@@ -199,6 +256,7 @@ def _samples(c: KernelCall) -> Tiling | None:
 @kernel(
     f"""
     x: T[m, k]   y: out Y[m, n]   {OPERANDS} {SHIFT}
+    turned: scratch i8[threads, up(k, 8) * 16] if turns
     g: i64[] where min(rows, k, samples, min(grid)) >= 1 and mode <= BIAS and {ROOM}
     """,
     words={"g": INTEGER_GEMM_WORDS},
@@ -214,9 +272,10 @@ def integer_gemm(target: Target, T: str, Y: str) -> Body:
 
     sums: of the columns of W.  factor: a result less its zero point for each unit of a sum.
     """
-    run, prepare, lower = rectangle(target, T, Y), prepare_start(target, T), shift_starts(T)
+    run, prepare = turned_rectangle(target, T, Y), prepare_start(target, T)
+    lower, room = shift_starts(T), SQUARE * PANEL
 
-    def body(x, y, w, sums, zero, bias, factor, work, shift, g, tid, nthreads):
+    def body(x, y, w, sums, zero, bias, factor, work, shift, turned, g, tid, nthreads):
         mt, nt = g.grid_rows, g.grid_columns
         if tid < mt * nt:
             tm = udiv(tid, nt)
@@ -229,6 +288,7 @@ def integer_gemm(target: Target, T: str, Y: str) -> Body:
             size = udiv(n1 - n0 + PANEL - 1, PANEL) * PANEL
             prepare(start, off(bias, n0), off(sums, n0), zero, size, g.mode)
             b = off(w, n0 * udiv(g.k + GROUP - 1, GROUP) * GROUP)
+            mine = off(turned, tid * udiv(g.k + SQUARE - 1, SQUARE) * room)
             first, lds = start, 0  # all rows start alike
             if g.starts > 1:
                 first, lds = off(start, size), size
@@ -239,7 +299,7 @@ def integer_gemm(target: Target, T: str, Y: str) -> Body:
                     lower(start, off(x, i * g.k), g.k, zero, off(shift, n0), g.k, mb, size)
                 run(
                     off(x, i * g.k), g.k, b, off(y, i * g.n + n0), g.n, first, lds,
-                    off(factor, n0), g.k, mb, n1 - n0, g.low, g.high, g.offset,
+                    off(factor, n0), g.k, mb, n1 - n0, g.low, g.high, g.offset, mine, g.turns,
                 )  # fmt: skip
                 i += mb
 
@@ -281,6 +341,11 @@ class Weights:
         return {"mode": BIAS if self.bias else 0, **result}
 
 
+def make_turned(lowering: Lowering, k: int) -> Operand:
+    """Return room for a turned panel of sums of k products, for each thread."""
+    return lowering.temp("i8", (lowering.threads * round_to_unit(k, SQUARE) * PANEL,))
+
+
 def lower_integer_gemm(
     lowering: Lowering, x: Operand, weights: Weights, y: Operand, mnk: tuple[int, int, int]
 ) -> None:
@@ -292,13 +357,14 @@ def lower_integer_gemm(
     # A block of A stays near the core, and with it what its rows start from.
     row = max(k, 4 * n) if weights.shift else k
     block = max(BLOCK // row // high * high, high)
-    starts = weights.count_starts(block)
+    starts, turns = weights.count_starts(block), takes_squares(lowering.target, m, k)
     lowering.call(
         integer_gemm(x.type.dtype, y.type.dtype),
         x=x,
         y=y,
         **weights.operands,
         work=lowering.temp("i32", (threads * starts * round_to_unit(n, PANEL),)),
+        turned=make_turned(lowering, k) if turns else None,
         g=INTEGER_GEMM_WORDS.pack(
             m=m,
             n=n,
@@ -306,6 +372,7 @@ def lower_integer_gemm(
             samples=x.type.dims[0] if x.type.rank > 1 else 1,
             rows=block,
             starts=starts,
+            turns=int(turns),
             grid=(rows, columns),
             **weights.words(),
         ),

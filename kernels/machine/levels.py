@@ -35,7 +35,7 @@ KINDS = (FLOATS, INTEGERS, *FACTORS)
 # Features that NumPy may not know, and the words for them in /proc/cpuinfo.
 _WORDS = {
     "AVXVNNI": "avx_vnni", "AVX512VNNI": "avx512_vnni", "AVX512BF16": "avx512_bf16",
-    "ASIMDBF16": "bf16",
+    "ASIMDBF16": "bf16", "ASIMDI8MM": "i8mm",
 }  # fmt: skip
 
 
@@ -87,19 +87,21 @@ class Level:
     def kinds(self) -> tuple[str, ...]:
         """The kinds of kernels in the library of this level, in the order of `KINDS`.
 
-        Numbers of 16 bits are shipped where the CPU multiplies them.
+        Numbers of 16 bits are shipped where the CPU multiplies them, and integers where it does so
+        by better instructions.
         """
         gained = list_gains(self.make_target(self.systems[0]))
-        if self.base is None:
-            gained |= {FLOATS, INTEGERS}
-        else:
+        if self.base is not None:
             gained -= list_gains(self.base.make_target(self.systems[0]))
-        return tuple(kind for kind in KINDS if kind in gained)
+        kinds = {name if name in FACTORS else INTEGERS for name in gained}
+        if self.base is None:
+            kinds |= {FLOATS, INTEGERS}
+        return tuple(kind for kind in KINDS if kind in kinds)
 
 
 def list_gains(target: Target) -> set[str]:
-    """Return the kinds of small numbers that a target has instructions to multiply."""
-    return {*target.products, *([INTEGERS] if target.dots else [])}
+    """Return the types of 16 bits that a target multiplies, and its instructions for integers."""
+    return {*target.products, *target.list_dots()}
 
 
 def _make_x86(name: str, instructions: str, needs: str, also: str = "") -> Level:
@@ -117,6 +119,7 @@ _ARM = Level(
     features="+neon",
 )  # fmt: skip
 _FP16 = _ARM.extend("aarch64-fp16", "ASIMDHP ASIMDDP", "+fullfp16,+dotprod")
+_BF16 = _FP16.extend("aarch64-bf16", "ASIMDBF16", "+bf16")
 # The best of an architecture first.
 LEVELS = (
     _VNNI.extend("x86-64-v4-bf16", "AVX512BF16", "+avx512bf16"),
@@ -129,7 +132,8 @@ LEVELS = (
         "apple-m1", "aarch64", "apple-m1", "neon", frozenset({"ASIMD"}), systems=("darwin",),
         features="+fullfp16,+dotprod",
     ),
-    _FP16.extend("aarch64-bf16", "ASIMDBF16", "+bf16"),
+    _BF16.extend("aarch64-i8mm", "ASIMDI8MM", "+i8mm"),
+    _BF16,
     _FP16,
     _ARM,
 )  # fmt: skip

@@ -6,6 +6,7 @@ One row per instruction set; a `Target` is a row bound to a triple, CPU name and
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Set
 from dataclasses import dataclass
 
@@ -103,12 +104,22 @@ class Target:
 
     @property
     def dots(self) -> str:
-        """The instruction that sums four products of 8-bit integers in each lane; "" for none.
+        """The best instruction that sums products of 8-bit integers in each lane; "" for none.
 
-        "vpdpbusd" multiplies unsigned by signed integers, "sdot" signed ones.
+        "vpdpbusd" multiplies four unsigned by signed integers, "sdot" four signed ones.  "smmla"
+        multiplies eight, of two rows by two columns, and stands for all that comes with it: for
+        activations of either sign, and for dot products of them.
         """
-        name, wanted = DOTS.get((self.arch, self.vector), ("", ""))
-        return name if f"+{wanted}" in self.features.split(",") else ""
+        return next(reversed(self.list_dots()), "")
+
+    def list_dots(self) -> list[str]:
+        """Return the instructions that sum products of 8-bit integers, the best last.
+
+        A better one is used beside those before it, so a target without these has none of it.
+        """
+        told = self.features.split(",")
+        rows = DOTS.get((self.arch, self.vector), ())
+        return [name for name, _ in itertools.takewhile(lambda row: f"+{row[1]}" in told, rows)]
 
     @property
     def casts(self) -> tuple[str, ...]:
@@ -197,15 +208,18 @@ HALF_PRODUCTS = {
 # LLVM's feature of products of bf16 by tile registers.  The name of a CPU alone does not stand for
 # it: Linux may refuse a process these registers.
 TILE_PRODUCTS = "amx-bf16"
-# Instructions that sum four products of 8-bit integers in a lane, and LLVM's features, by
+# Instructions that sum products of 8-bit integers in a lane, and LLVM's features, the best last, by
 # architecture and bytes of a vector.
 DOTS = {
-    ("x86_64", 64): ("vpdpbusd", "avx512vnni"), ("x86_64", 32): ("vpdpbusd", "avxvnni"),
-    ("aarch64", 16): ("sdot", "dotprod"),
+    ("x86_64", 64): (("vpdpbusd", "avx512vnni"),), ("x86_64", 32): (("vpdpbusd", "avxvnni"),),
+    ("aarch64", 16): (("sdot", "dotprod"), ("smmla", "i8mm")),
 }  # fmt: skip
 # The features of products that kernels use where a target says that it has them, by architecture.
 PRODUCTS = {
-    arch: (*own.values(), *(feature for (of, _), (_, feature) in DOTS.items() if of == arch))
+    arch: (
+        *own.values(),
+        *(feature for (of, _), rows in DOTS.items() if of == arch for _, feature in rows),
+    )
     for arch, own in HALF_PRODUCTS.items()
 }
 # The features that decide a target, by architecture.
@@ -283,6 +297,16 @@ def detect_host() -> Target:
         return make(triple, cpu, flags, "neon")
     has = {name for name, present in features.items() if present}
     return make(triple, cpu, flags, choose_instructions("x86_64", has), fma="fma" in has)
+
+
+def tell_products(arch: str, features: str, has: Set[str]) -> str:
+    """Return features of a CPU that also name the products of small numbers that it has.
+
+    features: LLVM's, with commas.  has: what the CPU has, also by its name.
+    """
+    told = features.split(",") if features else []
+    products = [f"+{name}" for name in PRODUCTS[arch] if name in has]
+    return ",".join([*told, *(name for name in products if name not in told)])
 
 
 def choose_instructions(arch: str, has: Set[str]) -> str:

@@ -22,6 +22,7 @@ from numba import types
 
 from engine.kernels.machine.target import Target
 from engine.kernels.vector_ir.dots import add_lanes
+from engine.kernels.vector_ir.integer_dots import find_dot
 from engine.kernels.vector_ir.vectors import (
     I16,
     I32,
@@ -383,10 +384,8 @@ class _BlockProducts(_ChunkedRows):
         b, module = self.b, self.fn.module
         pairs = list(zip(weights, integers, strict=True))
         if self.target.dots:
-            name = {
-                "vpdpbusd": f"llvm.x86.avx512.vpdpbusd.{8 * self.width}",
-                "sdot": "llvm.aarch64.neon.sdot.v4i32.v16i8",
-            }[self.target.dots]
+            sign = "i8" if self.target.dots == "sdot" else "u8"  # of weights
+            name = find_dot(self.target, sign, 8 * self.width)
             dot = intrinsic(module, name, self.words, [self.words, self.bytes, self.bytes])
             for right, left in pairs:
                 sums = b.call(dot, [sums, right, left])

@@ -3,7 +3,9 @@
 Weights are packed in panels (vocabulary/integers.py), of 64 bytes for each group of steps, and
 activations are turned into a vector of the same order, in which way a target multiplies best:
 
-    dots     vpdpbusd, sdot: a lane sums the four products of a column
+    dots     vpdpbusd, sdot, usdot: a lane sums the four products of a column
+    squares  smmla, usmmla: the lanes of a vector are two rows by two columns, of eight products
+             each; of tiles of rows, by panels that are turned
     pairs    factors of 16 bits: a lane sums the products of two steps, x86's pmaddwd; two lanes
              make a column
     narrow   Arm without sdot: products of 16 bits, summed in pairs (smull, sadalp)
@@ -37,9 +39,9 @@ from engine.kernels.vector_ir.vectors import (
     splat,
     store,
 )
-from engine.kernels.vocabulary.integers import GROUP, PANEL, find_sign
+from engine.kernels.vocabulary.integers import GROUP, PANEL, SQUARE, find_sign
 
-F32 = LLVM["f32"]
+F32, F64 = LLVM["f32"], LLVM["f64"]
 WIDE = Vector(I32, PANEL)  # the sums of a panel
 REALS = Vector(F32, PANEL)
 BYTES = PANEL * GROUP  # of a group of steps in a panel
@@ -69,8 +71,23 @@ def integer_tile(target: Target, X: str, Y: str, rows: int, panels: int) -> Any:
     out: the sum itself where Y is i32; the sum as float32 times factor[j] where it is f32; this
     rounded to the nearest integer, ties to even, plus `zero`, from `low` to `high`, if 8 bits.
     """
-    name = f"integer_tile_{X}{Y}_{rows}x{panels}x{target.lanes(4)}{target.dots}"
-    emit = call_outlined(name, lambda fn: _DotTile(fn, target, X, Y).build(rows, panels))
+    return _make_tile("integer_tile", _DotTile, target, X, Y, rows, panels)
+
+
+def integer_squares(target: Target, X: str, Y: str, rows: int, panels: int) -> Any:
+    """integer_squares(a, b, y, start, factor, k, lda, ldb, ldy, lds, low, high, zero, tail)
+
+    As `integer_tile`, for an even number of rows, K >= 8, and panels that `turn_panel` wrote.
+    """
+    return _make_tile("integer_squares", _DotSquares, target, X, Y, rows, panels)
+
+
+def _make_tile(
+    kind: str, writer: type[_DotTile], target: Target, X: str, Y: str, rows: int, panels: int
+) -> Any:
+    """Return the intrinsic of a register tile; writer: the class that writes its body."""
+    name = f"{kind}_{X}{Y}_{rows}x{panels}x{target.lanes(4)}{target.dots}"
+    emit = call_outlined(name, lambda fn: writer(fn, target, X, Y).build(rows, panels))
 
     def op(typingctx, a, b, y, start, factor, k, lda, ldb, ldy, lds, low, high, zero, tail):
         kinds = (NUMBA[X], types.int8, NUMBA[Y], types.int32, types.float32)
@@ -118,6 +135,50 @@ def turn_windows(target: Target, X: str, Y: str) -> Any:
     return op
 
 
+def turn_panel(target: Target) -> Any:
+    """turn_panel(w, into, groups): what `integer_squares` reads of a panel of so many groups.
+
+        two groups  a0-3 b0-3 c0-3 d0-3 ..., a4-7 b4-7 c4-7 d4-7 ...     columns a, b, c, d, ...
+        turned      a0-7 b0-7, c0-7 d0-7, ...
+
+    Of an odd number of groups the last is followed by 0.
+    """
+    emit = call_outlined(f"turn_panel_{target.lanes(4)}", _build_turn)
+
+    def op(typingctx, w, into, groups):
+        return types.void(*[types.CPointer(types.int8)] * 2, types.int64), emit
+
+    return op
+
+
+def _build_turn(fn: Any) -> None:
+    b, (w, into, groups) = ir.IRBuilder(fn.append_basic_block("entry")), fn.args
+    for pointer in (w, into):
+        pointer.add_attribute("noalias")
+    kind, per = Vector(I32, PANEL // GROUP), BYTES // PANEL  # columns of a vector, vectors
+    masks = [
+        ir.Constant(kind, [first, first + 4, first + 1, first + 5])
+        for first in (0, kind.count // 2)
+    ]
+
+    def turn_pair(at: Any, *, is_whole: bool) -> None:
+        of, to = (b.gep(p, [b.mul(at, I64(2 * BYTES))]) for p in (w, into))
+        for v in range(per):
+            low = load(b, b.gep(of, [I64(PANEL * v)]), kind, 1)
+            high = ir.Constant(kind, [0] * kind.count)
+            if is_whole:
+                high = load(b, b.gep(of, [I64(BYTES + PANEL * v)]), kind, 1)
+            for half, mask in enumerate(masks):
+                place = b.gep(to, [I64(2 * PANEL * v + PANEL * half)])
+                store(b, b.shuffle_vector(low, high, mask), place, 1)
+
+    pairs = b.lshr(groups, I64(1))
+    counted(b, I64(0), pairs, 1, functools.partial(turn_pair, is_whole=True))
+    with b.if_then(b.icmp_signed("!=", b.and_(groups, I64(1)), I64(0))):
+        turn_pair(pairs, is_whole=False)
+    b.ret_void()
+
+
 def join_vectors(b: Any, vectors: list[Any]) -> Any:
     """Return the elements of vectors one after another, as one."""
     while len(vectors) > 1:
@@ -126,6 +187,16 @@ def join_vectors(b: Any, vectors: list[Any]) -> Any:
         pairs = zip(vectors[::2], vectors[1::2], strict=True)
         vectors = [b.shuffle_vector(x, y, mask) for x, y in pairs]
     return vectors[0]
+
+
+def find_dot(target: Target, left: str, bits: int) -> str:
+    """Return LLVM's intrinsic that adds dot products of four bytes to sums, of vectors of `bits`.
+
+    left: the type of the first factor, "u8" or "i8"; the second one is signed.
+    """
+    if target.dots == "vpdpbusd":
+        return f"llvm.x86.avx512.vpdpbusd.{bits}"
+    return f"llvm.aarch64.neon.{'usdot' if left == 'u8' else 'sdot'}.v4i32.v16i8"
 
 
 class _Sums:
@@ -177,10 +248,7 @@ class _Sums:
         """Return the sums of a vector with more products."""
         b, module = self.b, self.fn.module
         if self.target.dots:
-            name = {
-                "vpdpbusd": f"llvm.x86.avx512.vpdpbusd.{32 * total.type.count}",
-                "sdot": "llvm.aarch64.neon.sdot.v4i32.v16i8",
-            }[self.target.dots]
+            name = find_dot(self.target, self.sign, 32 * total.type.count)
             dot = intrinsic(module, name, total.type, [total.type, left.type, right.type])
             return b.call(dot, [total, left, right])
         if self.is_narrow:
@@ -330,7 +398,12 @@ class _Sums:
 
 
 class _DotTile(_Sums):
-    """Writes the body of `integer_tile`."""
+    """Writes the body of `integer_tile`.
+
+    depth: steps along the sum that it multiplies at a time.  height: rows of a vector of sums.
+    """
+
+    depth, height = GROUP, 1
 
     def build(self, rows: int, panels: int) -> None:
         b = self.b
@@ -340,25 +413,30 @@ class _DotTile(_Sums):
         self.prepare(low, high, zero, tail)
         left = [b.gep(a, [b.mul(lda, I64(i))]) for i in range(rows)]
         right = [b.gep(bp, [b.mul(ldb, I64(j))]) for j in range(panels)]
-        groups, rest = b.udiv(k, I64(GROUP)), b.and_(k, I64(GROUP - 1))
+        groups, rest = b.udiv(k, I64(self.depth)), b.and_(k, I64(self.depth - 1))
 
         def whole(at: Any, sums: list[Any]) -> list[Any]:
-            words = [self._read_word(row, b.mul(at, I64(GROUP))) for row in left]
-            return self._multiply(words, right, at, sums)
+            words = [self._read_word(row, b.mul(at, I64(self.depth))) for row in left]
+            return self._multiply(self._turn_rows(words), right, at, sums)
 
         def part(_: Any, sums: list[Any]) -> list[Any]:
-            words = [self._read_rest(row, b.mul(groups, I64(GROUP)), k) for row in left]
-            return self._multiply(words, right, groups, sums)
+            words = [self._read_rest(row, b.mul(groups, I64(self.depth)), k) for row in left]
+            return self._multiply(self._turn_rows(words), right, groups, sums)
 
         sums = self.loop(groups, [self.none] * (rows * panels * self.vectors), whole)
-        # Fewer than a group are left: the last factor of a row stands where B has 0.
+        # Fewer than a group are left: B has 0 where a row has ended.
         some = b.select(b.icmp_signed("==", rest, I64(0)), I64(0), I64(1))
-        step = iter(self.loop(some, sums, part))
+        step = iter(self._part_rows(self.loop(some, sums, part), rows))
         for i in range(rows):
             row = [self.join(list(itertools.islice(step, self.vectors))) for _ in range(panels)]
             at = b.gep(start, [b.mul(lds, I64(i))])
             self._finish_row(row, at, factor, b.gep(y, [b.mul(ldy, I64(i))]))
         b.ret_void()
+
+    def _part_rows(self, sums: list[Any], rows: int) -> list[Any]:
+        """Return the sums of one row after another."""
+        assert len(sums) % rows == 0
+        return sums
 
     def _finish_row(self, row: list[Any], start: Any, factor: Any, y: Any) -> None:
         """Store what is made of the sums of a row's panels."""
@@ -391,6 +469,7 @@ class _DotTile(_Sums):
         return word
 
     def _read_rest(self, row: Any, at: Any, k: Any) -> Any:
+        """Return the factors from `at` to the end as a word: the last one of all in their place."""
         b, word, most = self.b, I32(0), self.b.sub(k, I64(1))
         for p in range(GROUP):
             place = b.add(at, I64(p))
@@ -399,20 +478,71 @@ class _DotTile(_Sums):
             word = b.or_(word, b.shl(byte, I32(8 * p)))
         return word
 
-    def _multiply(self, words: list[Any], panels: list[Any], at: Any, sums: list[Any]) -> list[Any]:
-        """Return the sums and the products of a group of each row with the panels."""
-        b, out = self.b, list(sums)
-        kind = Vector(I8, self.step)
+    def _turn_rows(self, words: list[Any]) -> list[Any]:
+        """Return the words of rows as the left factors of `add_products`."""
+        b = self.b
         # Flipped before they are spread: the other order keeps LLVM 22 busy for ever.
         spread = [splat(b, self.flip(word), self.step // GROUP) for word in words]
-        left = [self.take(b.bitcast(word, kind)) for word in spread]
-        for n, (j, v) in enumerate(itertools.product(range(len(panels)), range(self.vectors))):
-            place = b.add(b.mul(at, I64(BYTES)), I64(v * self.step))
+        return [self.take(b.bitcast(word, Vector(I8, self.step))) for word in spread]
+
+    def _multiply(self, left: list[Any], panels: list[Any], at: Any, sums: list[Any]) -> list[Any]:
+        """Return the sums and the products of a group of each row with the panels."""
+        b, out = self.b, list(sums)
+        vectors = self.height * self.vectors  # of a group of a panel
+        for n, (j, v) in enumerate(itertools.product(range(len(panels)), range(vectors))):
+            place = b.add(b.mul(at, I64(PANEL * self.depth)), I64(v * self.step))
             right = self.take_weights(b.gep(panels[j], [place]))
-            for i in range(len(words)):
-                mine = i * len(panels) * self.vectors + n
-                out[mine] = self.add_products(out[mine], left[i], right)
+            for i, factors in enumerate(left):
+                mine = i * len(panels) * vectors + n
+                out[mine] = self.add_products(out[mine], factors, right)
         return out
+
+
+class _DotSquares(_DotTile):
+    """Writes the body of `integer_squares`: a vector of sums is of two rows by two columns."""
+
+    depth, height = SQUARE, 2
+
+    def add_products(self, total: Any, left: Any, right: Any) -> Any:
+        kind = "usmmla" if self.sign == "u8" else "smmla"
+        name = f"llvm.aarch64.neon.{kind}.v4i32.v16i8"
+        square = intrinsic(self.fn.module, name, self.vt, [self.vt, left.type, right.type])
+        return self.b.call(square, [total, left, right])
+
+    def _turn_rows(self, words: list[Any]) -> list[Any]:
+        # As float64, which LLVM loads into vector registers straight away.
+        b, pair = self.b, ir.Constant(Vector(F64, self.height), ir.Undefined)
+        left = list[Any]()
+        for both in zip(words[::2], words[1::2], strict=True):
+            vector = pair
+            for i, word in enumerate(both):
+                vector = b.insert_element(vector, b.bitcast(word, F64), I32(i))
+            left.append(b.bitcast(vector, Vector(I8, self.step)))
+        return left
+
+    def _part_rows(self, sums: list[Any], rows: int) -> list[Any]:
+        out, per = list[Any](), len(sums) // (rows // self.height)
+        for i in range(0, len(sums), per):
+            beside = list(zip(sums[i : i + per : 2], sums[i + 1 : i + per : 2], strict=True))
+            for lanes in ((0, 1, 4, 5), (2, 3, 6, 7)):
+                mask = ir.Constant(self.vt, list(lanes))
+                out += [self.b.shuffle_vector(x, y, mask) for x, y in beside]
+        return out
+
+    def _read_word(self, row: Any, at: Any) -> Any:
+        return self._load_square(self.b.gep(row, [at]))
+
+    def _read_rest(self, row: Any, at: Any, k: Any) -> Any:
+        """Return the factors from `at` to the end as a word: of the last 8, these, and then 0."""
+        b = self.b
+        missing = b.sub(b.add(at, I64(SQUARE)), k)
+        word = self._load_square(b.gep(row, [b.sub(k, I64(SQUARE))]))
+        return b.lshr(word, b.mul(missing, I64(8)))
+
+    def _load_square(self, place: Any) -> Any:
+        word = self.b.load(self.b.bitcast(place, I64.as_pointer()), typ=I64)
+        word.align = 1
+        return word
 
 
 class _DotWindows(_Sums):

@@ -12,6 +12,7 @@ from engine.kernels.machine.target import Target
 
 PANEL = 16  # columns of a panel
 GROUP = 4  # steps along the sum whose factors lie together
+SQUARE = 8  # steps along the sum that an instruction for squares of two rows by two columns takes
 REGISTERS = 24, 12  # for sums: of targets with 32 vector registers, and with 16
 
 
@@ -33,7 +34,7 @@ def fill_panels(values: Array) -> Array:
 def find_sign(target: Target, X: str) -> str:
     """Return the type as which a target multiplies activations of the type X by int8 weights."""
     if target.dots:
-        return "u8" if target.dots == "vpdpbusd" else "i8"
+        return {"vpdpbusd": "u8", "sdot": "i8", "smmla": X}[target.dots]
     return "i8" if target.by_lane else X
 
 
@@ -55,6 +56,15 @@ def count_turned(groups: int, channels: int) -> int:
     """
     panels = -(-channels // PANEL) + 1
     return panels * PANEL * (GROUP * groups + 8)
+
+
+def takes_squares(target: Target, rows: int, k: int) -> bool:
+    """Return whether a target multiplies so many rows by squares, in sums of k products.
+
+    The panels are turned for that (`turn_panel` of vector_ir/integer_dots.py), which takes about as
+    long as the products of one tile of rows.
+    """
+    return target.dots == "smmla" and rows >= find_shape(target)[0] and k >= SQUARE
 
 
 def find_shape(target: Target) -> tuple[int, int]:

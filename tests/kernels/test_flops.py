@@ -44,7 +44,8 @@ def test_every_kernel_that_multiplies_counts_it() -> None:
     """Those that have a register tile, or dot products of windows; no other has."""
     multiplies = {
         "tile", "dots", "window_dots", "tap_dots", "filter_dots", "filter_tap_dots",
-        "integer_tile", "integer_windows", "block_dot", "block_tile", "block_rest",
+        "integer_tile", "integer_squares", "integer_windows", "block_dot", "block_tile",
+        "block_rest",
     }  # fmt: skip
     specs = {spec.template: spec for spec in ship.list_kernels()}
     mixed = KernelSpec("gemm_mixed", ("f32", "bf16", "f32", "bf16", "f32", 0, 0))

@@ -120,7 +120,9 @@ def test_a_level_is_chosen_by_features(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("ASIMD", "aarch64"),  # Cortex-A72, of the Raspberry Pi 4
         ("ASIMD ASIMDHP ASIMDDP", "aarch64-fp16"),  # Cortex-A76, of the Raspberry Pi 5
-        ("ASIMD ASIMDHP ASIMDDP ASIMDBF16", "aarch64-bf16"),  # Neoverse V1 and N2
+        ("ASIMD ASIMDHP ASIMDDP ASIMDBF16", "aarch64-bf16"),
+        ("ASIMD ASIMDHP ASIMDDP ASIMDBF16 ASIMDI8MM", "aarch64-i8mm"),  # Neoverse V1 and N2
+        ("ASIMD ASIMDHP ASIMDDP ASIMDI8MM", "aarch64-fp16"),
         ("ASIMD ASIMDBF16", "aarch64"),
         ("", ""),
     ],
@@ -143,6 +145,7 @@ def test_a_level_of_arm_is_chosen_by_features(
         ("flags\t\t", "fpu avx512_vnni", "AVXVNNI", False),
         ("Features\t", "fp asimd asimdhp asimddp bf16", "ASIMDBF16", True),
         ("Features\t", "fp asimd asimdhp asimddp", "ASIMDBF16", False),
+        ("Features\t", "fp asimd asimdhp asimddp i8mm", "ASIMDI8MM", True),
         ("model name\t", "bf16", "ASIMDBF16", False),
     ],
 )
@@ -165,6 +168,7 @@ def test_a_library_has_what_its_level_adds() -> None:
         "x86-64-v3": (("f32", "i8"), 1),
         "x86-64-v2": (("f32", "i8"), 1),
         "apple-m1": (("f32", "i8", "f16"), 1),
+        "aarch64-i8mm": (("i8",), 4),
         "aarch64-bf16": (("bf16",), 3),
         "aarch64-fp16": (("i8", "f16"), 2),
         "aarch64": (("f32", "i8"), 1),
@@ -190,6 +194,7 @@ INSTRUCTIONS = {  # by level, of kernels of a kind
     "x86-64-v4-bf16": ("bf16", "vdpbf16ps"),
     "x86-64-v4-vnni": ("i8", "vpdpbusd"),
     "x86-64-v3-vnni": ("i8", r"\{vex\}\s+vpdpbusd\s.*%ymm"),  # in the encoding of AVX2
+    "aarch64-i8mm": ("i8", "usmmla"),
     "aarch64-bf16": ("bf16", "bfmmla"),
     "aarch64-fp16": ("f16", r"fmla\s+v\d+\.8h"),
 }

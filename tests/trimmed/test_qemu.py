@@ -15,27 +15,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-import onnx
 import pytest
 
 from bench import __main__ as bench
 from bench import builds
 from engine.artifacts import LossType, OptimType, SparseUpdate, generate_artifacts
 from engine.base.plan_options import PlanOptions, Precision
-from engine.graphs.io import onnx_io
-from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.passes import attention_match
 from engine.kernels.binaries.load import get_object
 from engine.kernels.loops.gemm import GEMM_WORDS, gemm, gemm_mixed
 from engine.kernels.vector_ir.tile import RUN
 from engine.kernels.vocabulary.kernel import Template
-from engine.kernels.vocabulary.op import MS, TensorType
-from engine.models.catalog import find_architecture
-from engine.models.named_model import make
 from engine.models.recurrent import build_gru, build_lstm
 from engine.plan.plan import KernelSpec
-from engine.quantization import Quantization, quantize
 from engine.tools import cli
 from engine.tools.benchmark.workload import write_artifacts
 from engine.tools.benchmark.workloads import WORKLOADS
@@ -51,10 +43,10 @@ from tests.support.builds import LIBC, compile_c, make_build_for, needs_cc, run
 from tests.support.needs import needs_emulator
 from tests.support.pairs import count_half_multiply_adds, count_squares
 from tests.support.places import DRIVERS, GOLDENS
+from tests.support.selftests import LINE, run_selftest
 from tests.support.shown import shows
 
 KIB = 1024
-LINE = re.compile(r"step \d+: loss (\S+), recorded (\S+), (equal|close)")
 PLATFORMS = [
     pytest.param(name, marks=needs_emulator(name))
     for name in (
@@ -72,21 +64,7 @@ SHARED = [row for row in PLATFORMS if row.values[0] in ("raspberrypi4", "windows
 
 def selftest(case: str, target: str, threads: int = 1, *, size: bool = False) -> list[float]:
     """The losses of the self-test of a golden model's build."""
-    return losses_of(make_build_for(target, case, threads, size=size), target)
-
-
-def losses_of(folder: Path, target: str) -> list[float]:
-    """The losses of a self-test, which passes, and whose losses agree to rounding."""
-    emulator = find_emulator(target)
-    assert emulator is not None
-    program = folder / resolve(target).file_name("executable", "selftest")
-    said = emulator.run(program, folder / "checkpoint")
-    assert "passed" in said
-    losses = LINE.findall(said)
-    assert len(losses) == STEPS, said
-    for loss, recorded, _ in losses:
-        assert float(loss) == pytest.approx(float(recorded), rel=2e-6)
-    return [float(loss) for loss, _, _ in losses]
+    return run_selftest(make_build_for(target, case, threads, size=size), target)
 
 
 @pytest.mark.parametrize("target", PLATFORMS)
@@ -220,7 +198,7 @@ def test_an_aarch64_build_convolves_by_winograds_algorithm(
     assert "bwd winograd_dw_f32(" in plan.replace("|", " ")
     options = Options("mnist", resolve("raspberrypi4"), PlanRequest([2], 2), compiler="zig")
     build(tmp_path / "cnn", tmp_path / "out", options)
-    losses_of(tmp_path / "out", "raspberrypi4")
+    run_selftest(tmp_path / "out", "raspberrypi4")
 
 
 @needs_emulator("raspberrypi4")
@@ -232,141 +210,7 @@ def test_an_aarch64_build_trains_with_attention_as_one_op(
     build(GOLDENS / "transformer", tmp_path, options)
     assert "attention_grad" in (tmp_path / "manifest.json").read_text("utf-8")
     assert (tmp_path / "libmnist.so").stat().st_size < 250 * KIB
-    losses_of(tmp_path, "raspberrypi4")
-
-
-@pytest.fixture(scope="module")
-def integer_backbone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Artifacts of a float head on layers of int8: dense, depthwise, 1x1."""
-    shape = (1, 20, 16)
-    graph = make(find_architecture("ds_cnn"), classes=4, input_shape=shape, seed=0).graph
-    x = np.random.default_rng(0).standard_normal((8, *shape)).astype(np.float32)
-    options = Quantization(keep_float=["classifier"], threads=1)
-    made = quantize(onnx_io.to_bytes(graph), x, options)
-    folder = tmp_path_factory.mktemp("backbone")
-    generate_artifacts(
-        onnx.load_from_string(made.to_bytes()),
-        requires_grad=["classifier.weight", "classifier.bias"],
-        loss=LossType.CrossEntropyLoss,
-        optimizer=OptimType.AdamW,
-        artifact_directory=folder,
-    )
-    return folder
-
-
-@pytest.mark.parametrize(
-    "target",
-    [
-        *(
-            pytest.param(name, marks=needs_emulator(name))
-            for name in ("raspberrypi4", "raspberrypi5")
-        ),
-        *(
-            pytest.param(name, marks=[needs_emulator(name), pytest.mark.whole])
-            for name in ("raspberrypi3", "riscv64", "wasm32")
-        ),
-    ],
-)
-def test_frozen_layers_compute_in_integers(
-    target: str, integer_backbone: Path, tmp_path: Path
-) -> None:
-    """As here, with sdot where the CPU has it."""
-    build(
-        integer_backbone,
-        tmp_path,
-        Options("mnist", resolve(target), PlanRequest([4]), compiler="zig"),
-    )
-    kernels = (tmp_path / "manifest.json").read_text("utf-8")
-    assert all(f"integer_{name}" in kernels for name in ("conv", "depthwise", "gemm"))
-    losses_of(tmp_path, target)
-    if target.startswith("raspberrypi"):
-        words = (tmp_path / "selftest").read_bytes()
-        code = np.frombuffer(words[: len(words) // 4 * 4], "<u4")
-        by_vector, by_lane = code & 0xFFE0FC00 == 0x4E809400, code & 0xFFC0F400 == 0x4F80E000
-        assert ((by_vector | by_lane).sum() > 50) == (target == "raspberrypi5")  # sdot
-
-
-@needs_emulator("raspberrypi4")
-def test_one_library_computes_integers_as_each_cpu_does_best(
-    integer_backbone: Path, tmp_path: Path
-) -> None:
-    """With the losses of libraries for one core, to the last bit."""
-    emulator = find_emulator("raspberrypi4")
-    assert emulator is not None
-
-    def train(folder: Path, cpu: str) -> str:
-        chosen = replace(emulator, command=(emulator.command[0], "-cpu", cpu))
-        return chosen.run(folder / "selftest", folder / "checkpoint")
-
-    cores = ("cortex-a76", "cortex-a72")
-    for name, cpu in {"both": ",".join(cores), **{core: core for core in cores}}.items():
-        options = Options(
-            "mnist", resolve("raspberrypi4", cpu=cpu), PlanRequest([4]), compiler="zig"
-        )
-        build(integer_backbone, tmp_path / name, options)
-    for here, core in (("cortex-a53", "cortex-a72"), ("neoverse-n1", "cortex-a76")):
-        said = [train(tmp_path / name, here) for name in ("both", core)]
-        assert said[0].endswith(f"with code for {core}\n")
-        losses = [[row[0] for row in LINE.findall(text)] for text in said]
-        assert len(losses[0]) == STEPS
-        assert losses[0] == losses[1]
-
-
-@pytest.fixture(scope="module")
-def rounded_backbone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Artifacts of a float head on products of rows that are rounded to 8 bits: 4 bits, then 8."""
-    rng, k, n, block = np.random.default_rng(0), 208, 72, 32
-    constants = {
-        "q4": rng.integers(0, 256, (n, -(-k // block), block // 2), np.uint8),
-        "s4": rng.uniform(0.01, 0.02, n * -(-k // block)).astype(np.float32),
-        "z4": rng.integers(0, 256, n * 4, np.uint8),
-        "q8": rng.integers(0, 256, (n, -(-n // block), block), np.uint8),
-        "s8": rng.uniform(0.001, 0.002, n * -(-n // block)).astype(np.float32),
-        "w": rng.standard_normal((n, 4)).astype(np.float32),
-    }
-    sizes = {"N": n, "block_size": block, "accuracy_level": 4}
-    nodes = [
-        Node("MatMulNBits", ("x", "q4", "s4", "z4"), ("a",), {"K": k, "bits": 4, **sizes}, MS, "a"),
-        Node("Relu", ("a",), ("r",), {}, "", "r"),
-        Node("MatMulNBits", ("r", "q8", "s8"), ("b",), {"K": n, "bits": 8, **sizes}, MS, "b"),
-        Node("MatMul", ("b", "w"), ("y",), {}, "", "head"),
-    ]
-    inputs = {"x": TensorType("f32", ("batch", k))}
-    graph = Graph("rounded", inputs, ["y"], constants, nodes, {"": 17, MS: 1}, ir_version=10)
-    graph.types = {"y": TensorType("f32", ("batch", 4))}
-    folder = tmp_path_factory.mktemp("rounded")
-    generate_artifacts(
-        onnx.load_from_string(onnx_io.to_bytes(graph)),
-        requires_grad=["w"],
-        loss=LossType.CrossEntropyLoss,
-        optimizer=OptimType.AdamW,
-        artifact_directory=folder,
-    )
-    return folder
-
-
-@pytest.mark.parametrize(
-    "target",
-    [
-        *(pytest.param(name, marks=needs_emulator(name)) for name in ("raspberrypi5", "wasm32")),
-        *(
-            pytest.param(name, marks=[needs_emulator(name), pytest.mark.whole])
-            for name in ("raspberrypi4", "raspberrypi2", "riscv64")
-        ),
-    ],
-)
-def test_rows_are_rounded_and_multiplied_alike(
-    target: str, rounded_backbone: Path, tmp_path: Path
-) -> None:
-    """With sdot, without, and by plain products of 16 bits."""
-    build(
-        rounded_backbone,
-        tmp_path,
-        Options("mnist", resolve(target), PlanRequest([4]), compiler="zig"),
-    )
-    kernels = (tmp_path / "manifest.json").read_text("utf-8")
-    assert all(f"{name}_blocks" in kernels for name in ("round", "integer"))
-    losses_of(tmp_path, target)
+    run_selftest(tmp_path, "raspberrypi4")
 
 
 def make_recurrence(kind: str, folder: Path) -> Path:
@@ -422,7 +266,7 @@ def test_an_aarch64_build_trains_channels_of_a_convolution(tmp_path: Path) -> No
     )  # fmt: skip
     options = Options("mnist", resolve("raspberrypi4"), PlanRequest([4]), compiler="zig")
     build(tmp_path / "artifacts", tmp_path / "out", options)
-    losses_of(tmp_path / "out", "raspberrypi4")
+    run_selftest(tmp_path / "out", "raspberrypi4")
 
 
 @needs_emulator("raspberrypi4")
@@ -434,7 +278,7 @@ def test_an_aarch64_build_of_joined_steps_trains_alike(tmp_path: Path) -> None:
         tmp_path / "own",
         Options("mnist", platform, PlanRequest([8], joined=True), compiler="zig"),
     )
-    assert losses_of(tmp_path / "own", "raspberrypi4") == selftest("mlp", "raspberrypi4")
+    assert run_selftest(tmp_path / "own", "raspberrypi4") == selftest("mlp", "raspberrypi4")
     library = tmp_path / "own" / "libmnist.so"
     assert (
         library.stat().st_size

@@ -29,8 +29,8 @@ _X86: dict[str, tuple[int, int]] = {
 }  # fmt: skip
 _AARCH64 = {
     "lse": (0, 8), "fullfp16": (0, 10), "rdm": (0, 12), "jsconv": (0, 13),
-    "complxnum": (0, 14), "rcpc": (0, 15), "dotprod": (0, 20), "sve": (0, 22), "fp16fml": (0, 23),
-    "sve2": (1, 1), "i8mm": (1, 13), "bf16": (1, 14),
+    "complxnum": (0, 14), "rcpc": (0, 15), "sha3": (0, 17), "dotprod": (0, 20),
+    "sve": (0, 22), "fp16fml": (0, 23), "sve2": (1, 1), "i8mm": (1, 13), "bf16": (1, 14),
 }  # fmt: skip
 _ARM = {"neon": (0, 12), "vfp4": (0, 16), "hwdiv-arm": (0, 17)}
 _BITS: dict[str, dict[str, tuple[int, int]]] = {

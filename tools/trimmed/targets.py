@@ -19,12 +19,12 @@ from engine.kernels.machine.features import find_features
 from engine.kernels.machine.target import (
     BASELINES,
     INSTRUCTION_SETS,
-    PRODUCTS,
     TELLING,
     Target,
     choose_instructions,
     detect_host,
     make,
+    tell_products,
 )
 
 
@@ -177,7 +177,8 @@ _BARE = "thumbv7em-none-unknown-eabihf"
 _BARE_8 = "thumbv8m.main-none-unknown-eabihf"
 _BARE_8_1 = "thumbv8.1m.main-none-unknown-eabihf"
 _X86_64 = "cascadelake,x86-64-v4,alderlake,x86-64-v3,x86-64-v2"
-_ARM64 = "cortex-a76,generic"
+# The first for i8mm: all cores of Armv8.6 and later have it.  Many lack SVE, or their system does.
+_ARM64, _ARM64_FEATURES = "cortex-a710,cortex-a76,generic", "+neon,-sve"
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +224,7 @@ TARGETS = {
         f"aarch64-{_LINUX}",
         _ARM64,
         "neon",
-        features="+neon",
+        features=_ARM64_FEATURES,
         other_names="arm64 armv8 jetson jetson-nano jetson-orin rk3399 rk3588 orangepi5 "
         "graviton graviton2 graviton3 graviton4",
     ),
@@ -235,7 +236,7 @@ TARGETS = {
         "aarch64-linux-android24",
         _ARM64,
         "neon",
-        features="+neon",
+        features=_ARM64_FEATURES,
         other_names="android android-arm64 snapdragon",
     ),
     "android-armv7": NamedTarget(
@@ -484,10 +485,7 @@ def _fit(target: Target) -> Target:
     if target.arch not in TELLING:
         return target
     has = find_features(target.triple, target.cpu, target.features, TELLING[target.arch])
-    told = target.features.split(",") if target.features else []
-    products = (name for name in PRODUCTS[target.arch] if name in has)
-    told += [f"+{name}" for name in products if f"+{name}" not in told]
-    features = ",".join(told)
+    features = tell_products(target.arch, target.features, has)
     if target.arch != "x86_64":
         return replace(target, features=features)
     return make(target.triple, target.cpu, features, choose_instructions(target.arch, has))

@@ -16,20 +16,29 @@ from engine.kernels.loops.integer_gemm import (
     RESULT,
     SHIFT,
     STARTS,
+    TURNS,
     X_TYPES,
     Y_TYPES,
     Weights,
     lower_integer_gemm,
+    make_turned,
     prepare_start,
-    rectangle,
     shift_starts,
+    turned_rectangle,
 )
 from engine.kernels.loops.window import Axes
 from engine.kernels.machine.target import Target
 from engine.kernels.ops.conv import patches as P
 from engine.kernels.ops.conv.patches import following, pixel
 from engine.kernels.vocabulary.call import KernelCall, Reach
-from engine.kernels.vocabulary.integers import GROUP, PANEL, count_turned, find_shape
+from engine.kernels.vocabulary.integers import (
+    GROUP,
+    PANEL,
+    SQUARE,
+    count_turned,
+    find_shape,
+    takes_squares,
+)
 from engine.kernels.vocabulary.kernel import (
     Body,
     Inline,
@@ -51,6 +60,7 @@ INTEGER_CONV_WORDS = Words(
     "integer_conv",
     n="channels of Y",
     starts=STARTS,
+    turns=TURNS,
     **RESULT,
     job=Field("the window", of=P.JOB),
 )
@@ -144,11 +154,13 @@ def _conv_reach(c: KernelCall) -> Reach:
         c.refuse(f"{c.starts} rows to start from for blocks of {q['mc']}")
     depth = round_to_unit(q["depth"], GROUP)
     size = q["mc"] * depth
+    panel = round_to_unit(depth, SQUARE) * PANEL if c.turns else 0
     return {
         "x": P.images_reach(c, q, 1),
         "w": round_to_unit(c.n, PANEL) * depth,
         "y": q["rows"] * c.n,
         "patches": c.scratch(size, size),
+        "turned": c.scratch(panel, panel),
     }
 
 
@@ -162,6 +174,7 @@ def _samples(c: KernelCall) -> Tiling | None:
 @kernel(
     f"""
     x: T[...]   y: out Y[...]   patches: scratch T[...]   {OPERANDS} {SHIFT}
+    turned: scratch i8[...]
     g: i64[] where mode <= BIAS
     """,
     words={"g": INTEGER_CONV_WORDS},
@@ -175,10 +188,10 @@ def _samples(c: KernelCall) -> Tiling | None:
 )
 def integer_conv(target: Target, T: str, Y: str) -> Body:
     """Y = out(bias + (P - zero) (W - shift)), as `integer_gemm`; x, y: channels-last."""
-    run, prepare, gather = rectangle(target, T, Y), prepare_start(target, T), _gather(T)
+    run, prepare, gather = turned_rectangle(target, T, Y), prepare_start(target, T), _gather(T)
     lower, (high, _) = shift_starts(T), find_shape(target)
 
-    def body(x, y, patches, w, sums, zero, bias, factor, work, shift, g, tid, nthreads):
+    def body(x, y, patches, w, sums, zero, bias, factor, work, shift, turned, g, tid, nthreads):
         q = g.job
         mt, nt = q.mt, q.nt
         if tid < mt * nt:
@@ -193,9 +206,10 @@ def integer_conv(target: Target, T: str, Y: str) -> Body:
             size = udiv(n1 - n0 + PANEL - 1, PANEL) * PANEL
             prepare(start, off(bias, n0), off(sums, n0), zero, size, g.mode)
             # Rows of P end in whole groups.  Panels hold 0 for the steps after the last, so any
-            # bytes will do there, and no tile has a rest.
+            # bytes will do there, and no tile of dot products has a rest.
             depth = udiv(q.depth + GROUP - 1, GROUP) * GROUP
             b, mine = off(w, n0 * depth), off(patches, tid * q.mc * depth)
+            panel = off(turned, tid * udiv(depth + SQUARE - 1, SQUARE) * SQUARE * PANEL)
             first, lds = start, 0  # all rows start alike
             if g.starts > 1:
                 first, lds = off(start, size), size
@@ -207,7 +221,7 @@ def integer_conv(target: Target, T: str, Y: str) -> Body:
                     lower(start, mine, depth, zero, off(shift, n0), q.depth, mb, size)
                 run(
                     mine, depth, b, off(y, i * g.n + n0), g.n, first, lds, off(factor, n0),
-                    depth, mb, n1 - n0, g.low, g.high, g.offset,
+                    depth, mb, n1 - n0, g.low, g.high, g.offset, panel, g.turns,
                 )  # fmt: skip
                 i += mb
 
@@ -348,10 +362,14 @@ def lower_integer_conv(
     mc = max(min(BLOCK // 4 // depth, -(-j.rows // mt)) // high * high, high)
     j = replace(j, mt=mt, nt=nt, mc=mc)
     starts = weights.count_starts(mc)
-    words = INTEGER_CONV_WORDS.pack(n=n, starts=starts, **weights.words(), job=j.words())
+    turns = takes_squares(lowering.target, j.rows, depth)
+    words = INTEGER_CONV_WORDS.pack(
+        n=n, starts=starts, turns=int(turns), **weights.words(), job=j.words()
+    )
     lowering.call(
         integer_conv(T, Y), x=x, y=y, patches=lowering.temp(T, (threads * mc * depth,)),
-        **weights.operands, work=lowering.temp("i32", (threads * starts * columns,)), g=words,
+        **weights.operands, work=lowering.temp("i32", (threads * starts * columns,)),
+        turned=make_turned(lowering, depth) if turns else None, g=words,
     )  # fmt: skip
 
 
