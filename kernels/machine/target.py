@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Set
 from dataclasses import dataclass
 
+from engine.kernels.machine.features import find_features
 from engine.system.config import require_64_bit
 
 
@@ -294,7 +295,9 @@ def detect_host() -> Target:
     flags = features.flatten()
     cpu = llvm.get_host_cpu_name()
     if not triple.startswith("x86_64"):
-        return make(triple, cpu, flags, "neon")
+        # LLVM tells few features of this system, but knows what the CPU has by its name.
+        implied = find_features(triple, cpu, flags, PRODUCTS["aarch64"])
+        return make(triple, cpu, tell_products("aarch64", flags, implied), "neon")
     has = {name for name, present in features.items() if present}
     return make(triple, cpu, flags, choose_instructions("x86_64", has), fma="fma" in has)
 
