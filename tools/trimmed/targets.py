@@ -278,7 +278,11 @@ TARGETS = {
     "cortex-m55": NamedTarget(_BARE_8_1, "cortex-m55", "vfp"),
     "cortex-m85": NamedTarget(_BARE_8_1, "cortex-m85", "vfp"),
     "rv32imafc": NamedTarget(
-        "riscv32-unknown-none-elf", "generic-rv32", "rv32", None, other_names="esp32-p4"
+        "riscv32-unknown-none-elf",
+        "generic-rv32",
+        "rv32",
+        None,
+        other_names="esp32-p4 esp32-h4 esp32-s31",
     ),
 }
 # The names of targets by their other names.
@@ -289,10 +293,10 @@ _NO_FLOATS = (
     "rv32imafc"
 )
 # Chips that people ask for, and why nothing can be built for them.  Of Espressif's, by its ESP-IDF,
-# the C2 and C3 are RV32IMC, the C5, C6, C61 and H2 RV32IMAC.
+# the C2 and C3 are RV32IMC, the C5, C6, C61, H2 and H21 RV32IMAC; the P4, H4 and S31 have floats.
 _REFUSED = {
     "esp32": _XTENSA, "esp32-s2": _XTENSA, "esp32-s3": _XTENSA,
-    **dict.fromkeys((f"esp32-{x}" for x in ("c2", "c3", "c5", "c6", "c61", "h2")), _NO_FLOATS),
+    **{f"esp32-{x}": _NO_FLOATS for x in ("c2", "c3", "c5", "c6", "c61", "h2", "h21")},
     "esp8266": _XTENSA, "rp2040": _NO_FLOATS, "pico": _NO_FLOATS,
     "android-x86": "has 32 bits, as no phone of x86; emulators run android-x86_64",
     "cortex-m0": _NO_FLOATS, "cortex-m0+": _NO_FLOATS, "cortex-m3": _NO_FLOATS,
