@@ -14,6 +14,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from engine.base.element_types import ITEMSIZE
+from engine.plan.lending import list_lent_inputs
 from engine.plan.plan import Plan
 
 # Program that prints the peak of resident bytes of a process that is ready to train.
@@ -94,7 +95,7 @@ def list_parts(
 ) -> Mapping[str, int] | None:
     """Return the memory of a process at its peak, in bytes, by holder.
 
-    batch: bytes of the arrays of a batch, which its caller holds.
+    batch: bytes of the arrays of a batch, which its caller holds in the order of C.
     files: bytes of the model files that it holds, without the large constants in them.
     read: bytes of all model files, which lie in memory beside the regions of parameters and
         constants while those are filled; if that is more than a step takes, it is the peak.
@@ -111,7 +112,13 @@ def list_parts(
     buffers = sum(len(plan.buffers) for plan in plans)
     kernels = {kernel.symbol for plan in plans for kernel in plan.kernels}
     threads = max(plan.threads for plan in plans)
-    held = {f"region {name}": size for name, size in count_region_bytes(plans, mapped).items()}
+    sizes = count_region_bytes(plans, mapped)
+    # Steps read these where the caller has them; nothing touches their place in the region.
+    lent = sum(
+        plan.buffers[port.buffer].nbytes for plan in plans for port in list_lent_inputs(plan)
+    )
+    sizes["io"] = sizes.get("io", 0) - lent
+    held = {f"region {name}": size for name, size in sizes.items()}
     holders = {
         "Python, numpy, edgegrad": begin,
         **held,

@@ -7,9 +7,8 @@ kernels, and the caller gives the memory.
 from __future__ import annotations
 
 import hashlib
-import itertools
+import mmap
 import struct
-import sys
 import zlib
 from collections.abc import (
     Collection,
@@ -40,7 +39,19 @@ from engine.plan.context import (
     TILES,
     count_tile_words,
 )
-from engine.plan.plan import FAULT, NOISE, PHASES, REGIONS, Buffer, Phase, Plan
+from engine.plan.lending import list_lent_inputs, list_lent_outputs
+from engine.plan.plan import (
+    ALIGN,
+    FAULT,
+    NOISE,
+    PHASES,
+    REGIONS,
+    UNWRITTEN,
+    Buffer,
+    Phase,
+    Plan,
+    Port,
+)
 from engine.plan.verify import verify
 from engine.runtime.arena import allocate, allocate_output, make_view
 from engine.runtime.change_clock import ChangeClock, Span, merge_spans
@@ -50,7 +61,7 @@ from engine.runtime.timing import TIMED_KERNEL, Clock, Stopwatch
 from engine.system import forks
 
 _STEP_BYTES = STEP.dtype.itemsize
-LEAST_LENT = 1 << 16  # bytes of an output from which on writing it elsewhere beats copying it
+_PAGE = mmap.PAGESIZE  # what a process has memory in
 MOST_COMPRESSED = 1 << 16  # bytes of region const that the compressed plan of a program holds, too
 _BAD = {LABEL: "label", INDEX: "index", LENGTH: "length"}
 
@@ -66,26 +77,15 @@ def _make_constants(plan: Plan, known: MutableMapping[bytes, Bytes]) -> Bytes:
     return known.setdefault(hashlib.sha256(made.data).digest(), made)
 
 
-def _list_lendable(plan: Plan, pointers: tuple[Array, Array, Array]) -> list[tuple[str, Array]]:
-    """Return the large outputs whose bytes nothing else has, and which arguments point to them.
+def _find_pointers(plan: Plan, port: Port, pointers: tuple[Array, Array, Array]) -> Array:
+    """Return the places of the arguments that point to an input or output in region io.
 
     pointers: of each argument that points to a buffer its place, the region and the offset there.
     """
     at, region, offset = pointers
-    spans = [(b.offset, b.offset + b.nbytes) for b in plan.buffers if b.region == "io" and b.nbytes]
-    alone, reached = set[int](), 0
-    spans.sort()
-    for (begin, end), (following, _) in itertools.pairwise([*spans, (sys.maxsize, 0)]):
-        if reached <= begin and end <= following:
-            alone.add(begin)
-        reached = max(reached, end)
-    lendable = list[tuple[str, Array]]()
-    for port in plan.outputs:
-        b = plan.buffers[port.buffer]
-        if b.region == "io" and b.offset in alone and b.nbytes >= LEAST_LENT:
-            is_here = (region == REGIONS.index("io")) & (offset == b.offset)
-            lendable.append((port.name, at[is_here].astype(np.intp)))
-    return lendable
+    is_here = (region == REGIONS.index("io")) & (offset == plan.buffers[port.buffer].offset)
+    places: Array = at[is_here].astype(np.intp)
+    return places
 
 
 class Before:
@@ -193,7 +193,11 @@ class BoundProgram:
         self._runners = 1 if all(step.alone for step in always) else plan.threads
         self._memory: dict[str, Bytes] = {}
         self._write(plan, code)
-        self._lendable = _list_lendable(plan, self._pointers)
+        self._lendable, self._borrowable = (
+            {port.name: _find_pointers(plan, port, self._pointers) for port in ports}
+            for ports in (list_lent_outputs(plan), list_lent_inputs(plan))
+        )
+        self._borrowed: dict[str, Array] = {}
         self._moved, self._changes = list_moves(plan), changes
         self._written = list_written(plan, PHASES)
         self._ports = tuple(
@@ -302,6 +306,13 @@ class BoundProgram:
         if self._memory:  # another one before, whose contents may have been others
             self.made.forget()
         self._memory = memory  # keeps the bytes alive
+        self._borrowed.clear()
+        self._changing = [
+            (at, at + bytes_.nbytes)
+            for region, bytes_ in memory.items()
+            if region not in UNWRITTEN and bytes_.nbytes
+            for at in (int(bases[REGIONS.index(region)]),)
+        ]
         self.inputs, self.outputs = (
             {name: make_view(memory["io"], *place) for name, place in side.items()}
             for side in self._ports
@@ -310,6 +321,50 @@ class BoundProgram:
         self._status = status.view(STATUS.dtype)
         self._status_at = self._status.ctypes.data
         self._random = self.inputs.pop(NOISE, np.zeros(RANDOM.size, np.int64)).view(RANDOM.dtype)
+
+    def fill(self, names: Iterable[str], arrays: Iterable[Array]) -> None:
+        """Set inputs of the next run.
+
+        The run reads large arrays where they are, instead of a copy, if it can: they must not
+        change until it has ended.  They are kept alive until then.
+
+        names: of some inputs.  arrays: their values, of the shapes and element types of `inputs`.
+        """
+        inputs = self.inputs
+        if not self._borrowable:
+            for name, array in zip(names, arrays, strict=True):
+                inputs[name][...] = array
+            return
+        self._give_back()
+        for name, array in zip(names, arrays, strict=True):
+            if name not in self._borrowable or not self._borrow(name, array):
+                inputs[name][...] = array
+
+    def _borrow(self, name: str, array: Array) -> bool:
+        """Let the next run read an input where the caller has it; return False if it cannot."""
+        place, flags = self.inputs[name], array.flags
+        if not (flags.c_contiguous and flags.aligned):
+            return False
+        if array.dtype != place.dtype or array.shape != place.shape:
+            return False
+        begin = array.ctypes.data
+        end = begin + place.nbytes
+        # A kernel may load a whole register that begins at the last element, which must not reach
+        # a page that this process does not have.
+        if -end % _PAGE < ALIGN:
+            return False
+        # The caller's array may be of our own memory, which the run changes.
+        if any(begin < last and first < end for first, last in self._changing):
+            return False
+        self._borrowed[name] = array
+        self._args[self._borrowable[name]] = begin
+        return True
+
+    def _give_back(self) -> None:
+        """Let runs read all inputs from `inputs` again."""
+        for name in self._borrowed:
+            self._args[self._borrowable[name]] = self.inputs[name].ctypes.data
+        self._borrowed.clear()  # not before nothing points there any more
 
     @property
     def lends(self) -> bool:
@@ -322,7 +377,7 @@ class BoundProgram:
         `take_back_outputs` ends that.  Until then `outputs` does not have them.
         """
         lent = dict[str, Array]()
-        for name, places in self._lendable:
+        for name, places in self._lendable.items():
             if name not in names:
                 continue
             own = self.outputs[name]
@@ -332,7 +387,7 @@ class BoundProgram:
 
     def take_back_outputs(self) -> None:
         """Let runs write all outputs to `outputs` again."""
-        for name, places in self._lendable:
+        for name, places in self._lendable.items():
             self._args[places] = self.outputs[name].ctypes.data
 
     def run(self, step: int = 0, seed: int | None = None, watch: Stopwatch | None = None) -> Before:
@@ -356,6 +411,9 @@ class BoundProgram:
         except BaseException:
             before.put_back()
             raise
+        finally:
+            if self._borrowed:
+                self._give_back()
         return before
 
     def _run(self, step: int, seed: int | None, table: Array) -> None:

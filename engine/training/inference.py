@@ -156,8 +156,7 @@ class _Calls:
         names = model.outputs if output_names is None else output_names
         if output_names is not None or out is not None:
             self.check_outputs(names, {} if out is None else out, outputs)
-        for name, place in program.inputs.items():
-            place[...] = feed[name]
+        program.fill(program.inputs, [feed[name] for name in program.inputs])
         if out is None:
             lent: dict[str, Array] = {}
             if program.lends and len({*names}) == len(names):
@@ -434,8 +433,7 @@ class Session:
             program = self._calls.make_program(arrays)
 
             def prepare(number: int) -> tuple[int, int | None]:
-                for name, place in program.inputs.items():
-                    place[...] = arrays[name]
+                program.fill(program.inputs, [arrays[name] for name in program.inputs])
                 return model.state.draws, seed
 
             part = ProfiledProgram(model.what, program, prepare, model.paths)

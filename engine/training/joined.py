@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from engine.base.aliases import Array
 from engine.plan.plan import CHECK, COUNT, DONE, RATE
 from engine.runtime.program import BoundProgram
@@ -58,8 +56,7 @@ class JoinedStep:
                 self.get_program([a.shape for a in arrays]),
                 self._optimizer.after_step(),
             )
-            for name, array in zip(self._model.inputs, arrays, strict=True):
-                np.copyto(program.inputs[name], array)
+            program.fill(self._model.inputs, arrays)
             for name, value in (
                 (RATE, self._optimizer.get_learning_rate()),
                 (COUNT, after.step),

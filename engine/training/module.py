@@ -347,8 +347,7 @@ class Module:
             program = model.get_program([a.shape for a in arrays])
 
             def prepare(number: int) -> tuple[int, int | None]:
-                for name, array in zip(model.inputs, arrays, strict=True):
-                    np.copyto(program.inputs[name], array)
+                program.fill(model.inputs, arrays)
                 if model.resets:
                     program.inputs[RESET][...] = True
                 self.session.fill_scale(program)

@@ -80,8 +80,7 @@ class ModuleSession:
             self.state.settle()  # of an interrupted step, whose flag this run may overwrite
             overwrite = self.overwrite
             program = model.get_program([a.shape for a in arrays], is_part=share is not None)
-            for name, array in zip(model.inputs, arrays, strict=True):
-                np.copyto(program.inputs[name], array)
+            program.fill(model.inputs, arrays)
             if share is not None:
                 program.inputs[SHARE][...] = share
             self.fill_scale(program)

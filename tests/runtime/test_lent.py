@@ -9,7 +9,7 @@ from onnx import numpy_helper, parser
 
 from engine.errors import LabelError
 from engine.inference import Session
-from engine.runtime.program import LEAST_LENT
+from engine.plan.lending import LEAST_LENT
 
 # Two large outputs and a small one; other nodes read the first.
 MODEL = """<ir_version: 8, opset_import: ["": 17]>
