@@ -127,7 +127,7 @@ class _Order:
 
     def repeat_calls(self, chosen: Collection[int]) -> tuple[Draft, list[int]]:
         """Return the draft where the chosen run again, and as `repeat`."""
-        draft = _copy(self.draft)
+        draft = self.draft.copy()
         return draft, repeat(draft, self.known, chosen) if chosen else []
 
     def seek_order(self, chosen: Chosen) -> tuple[Draft, list[int]]:
@@ -147,13 +147,13 @@ class _Order:
 
     def settle_layers(self) -> _Order:
         """Return the order for little memory inside layers."""
-        draft = _copy(self.draft)
+        draft = self.draft.copy()
         draft.calls = settle(draft.calls, count_work_bytes(draft), self.known.values())
         return _Order(draft)
 
     def segment(self, chosen: Collection[str]) -> _Order:
         """Return the order in which segments compute the chosen values."""
-        draft = _copy(self.draft)
+        draft = self.draft.copy()
         move_updates_last(draft)
         draft = make_segments(draft, chosen)
         settle_updates(draft)
@@ -170,7 +170,7 @@ class _Order:
         needs = find_dependencies(self.draft.calls)
         if any(rank[m] > rank[n] for n, need in enumerate(needs) for m in need):
             return None  # what runs again frees calls to change places that are otherwise bound
-        other = _copy(self.draft)
+        other = self.draft.copy()
         other.calls = [self.draft.calls[n] for n in order]
         return _Order(other)
 
@@ -207,7 +207,7 @@ class Ladder:
         draft: as it was lowered, in no particular order yet.
         """
         self._target, self._threads = target, threads
-        usual = _copy(draft)
+        usual = draft.copy()
         settle_updates(usual)
         order(usual)
         self._orders = [_Order(usual)]
@@ -307,7 +307,7 @@ class Ladder:
         lowest: the bytes of the lowest peak without segments.
         """
         ordered = self._orders[base]
-        draft = _copy(ordered.draft)
+        draft = ordered.draft.copy()
         move_updates_last(draft)
         times = predict_seconds(make_tasks(draft, draft.calls), self._threads)
         took = {
@@ -333,9 +333,8 @@ class Ladder:
     def _make_untiled(self, rung: Rung) -> Draft:
         """Return the draft of a rung without groups, and with updates after all other calls."""
         ordered = self._orders[rung.order]
-        draft = _copy(
-            (ordered.seek_order if rung.ordered else ordered.repeat_calls)(rung.chosen)[0]
-        )
+        find = ordered.seek_order if rung.ordered else ordered.repeat_calls
+        draft = find(rung.chosen)[0].copy()
         if rung.order:
             move_updates_last(draft)
         return draft
@@ -353,7 +352,7 @@ class Ladder:
 
     def _search(self, ordered: _Order) -> Search:
         """Return the search on a timeline of an order: groups keep parts of values, as tiled."""
-        tiled = _copy(ordered.draft)
+        tiled = ordered.draft.copy()
         times = predict_seconds(make_tasks(tiled, tiled.calls), self._threads)
         move_updates_last(tiled)
         make_tiles(tiled, self._target, self._threads)
@@ -453,8 +452,3 @@ def _list_lives(
             places = next(following, ())
             if not draft.calls[first].segment:
                 yield live[first], places
-
-
-def _copy(draft: Draft) -> Draft:
-    """Return a draft whose calls and values can be changed without changing this one."""
-    return Draft(dict(draft.values), list(draft.calls), draft.inputs, draft.outputs)

@@ -143,6 +143,10 @@ class Draft:
     inputs: list[tuple[str, str]] = field(default_factory=list)
     outputs: list[tuple[str, str, tuple[int, ...]]] = field(default_factory=list)
 
+    def copy(self) -> Draft:
+        """Return a draft whose calls and values can be changed without changing this one."""
+        return Draft(dict(self.values), list(self.calls), self.inputs, self.outputs)
+
     def find_root(self, name: str) -> str:
         """Return the name of the value that owns the bytes of the value `name`."""
         return self.values[name].root

@@ -22,7 +22,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from engine.graphs.planner.constant_calls import list_same
 from engine.graphs.planner.draft import Draft
@@ -38,40 +39,124 @@ LARGE = 2
 FAR = 16
 
 
-def take_samples(draft: Draft, target: Target, threads: int) -> None:
-    """Make segments of the calls that are to run sample by sample, in place."""
-    large = {
-        name
-        for name, value in draft.values.items()
-        if value.region == "work" and value.nbytes >= LARGE * target.tile_bytes
-    }
-    if not large:
-        return
-    cuts = find_sample_cuts(draft, target, threads, draft.values)
-    users = Counter(name for call in draft.calls for name in call.list_touched("rwus"))
-    number = 0
-    for run in _list_runs(draft, cuts):
-        count = min(
-            draft.values[name].nbytes // size for n in run for name, size in cuts[n].items()
-        )
-        rounds = -(-count // threads)
-        # One round has all samples at once: no value takes less memory, and more live together.
-        is_worth = rounds > 1 and rounds * threads <= UNEVEN * count
-        if not is_worth or all(large.isdisjoint(cuts[n]) for n in run):
-            continue
-        for group in _list_groups(draft, cuts, users, run, count * FAR * target.tile_bytes):
-            touched = Counter(name for n in group for name in cuts[n])
-            if any(
-                _is_inside(draft, users, name, touched[name]) for name in large & touched.keys()
-            ):
-                number += 1
-                for n in group:
-                    draft.calls[n] = replace(draft.calls[n], segment=number)
+class SampleRuns:
+    """The calls of a draft that can run sample by sample, from which segments are made."""
+
+    def __init__(self, draft: Draft, target: Target, threads: int) -> None:
+        self._draft = draft
+        self._far = FAR * target.tile_bytes
+        self._large = {
+            name
+            for name, value in draft.values.items()
+            if value.region == "work" and value.nbytes >= LARGE * target.tile_bytes
+        }
+        self._users = Counter(name for call in draft.calls for name in call.list_touched("rwus"))
+        self._cuts = find_sample_cuts(draft, target, threads, draft.values) if self._large else []
+        self._runs = list[_Run]()
+        for places in _list_runs(draft, self._cuts) if self._large else ():
+            count = min(
+                draft.values[name].nbytes // size
+                for n in places
+                for name, size in self._cuts[n].items()
+            )
+            rounds = -(-count // threads)
+            # One round has all samples at once: no value takes less memory, and more live together.
+            is_worth = rounds > 1 and rounds * threads <= UNEVEN * count
+            if is_worth and any(not self._large.isdisjoint(self._cuts[n]) for n in places):
+                self._runs.append(_Run(count, places, self._list_traffic(places)))
+
+    def take(self, draft: Draft, reach: int = 1) -> float:
+        """Make segments of the calls that are to run sample by sample, in place.
+
+        draft: the draft, or a copy of it.
+        reach: as many times larger is what a segment may touch, so that there are fewer of them,
+            with fewer whole values between them.
+
+        Returns the price of these segments: how many bytes their calls move.  Bytes that are in a
+        cache count less.
+        """
+        number, price = 0, 0.0
+        for run in self._runs:
+            far = run.count * self._far
+            for begin, end in run.list_groups(reach * far):
+                price += run.find_price(begin, end, far)
+                group = run.places[begin:end]
+                touched = Counter(name for n in group for name in self._cuts[n])
+                if any(self._is_inside(n, touched[n]) for n in self._large & touched.keys()):
+                    number += 1
+                    for n in group:
+                        draft.calls[n] = replace(draft.calls[n], segment=number)
+        return price
+
+    def _list_traffic(self, places: Sequence[int]) -> list[list[_Traffic]]:
+        """Return what groups of a run touch: for each end, those that begin one call earlier each
+        time.
+        """
+        values = self._draft.values
+        of_ends = list[list[_Traffic]]()
+        for end in range(len(places)):
+            of_end = list[_Traffic]()
+            touched = Counter[str]()
+            moved = inside = size = 0
+            for begin in range(end, max(end + 1 - REACH, 0) - 1, -1):
+                for name in self._cuts[places[begin]]:
+                    nbytes = values[name].nbytes
+                    size += 0 if touched[name] else nbytes
+                    moved += nbytes
+                    touched[name] += 1
+                    if self._is_inside(name, touched[name]):
+                        inside += self._users[name] * nbytes
+                of_end.append(_Traffic(moved, inside, size))
+            of_ends.append(of_end)
+        return of_ends
+
+    def _is_inside(self, name: str, touching: int) -> bool:
+        """Return whether no other calls touch a value than so many."""
+        return touching == self._users[name] and self._draft.values[name].region == "work"
 
 
-def _is_inside(draft: Draft, users: Mapping[str, int], name: str, touching: int) -> bool:
-    """Return whether no other calls touch a value than so many."""
-    return touching == users[name] and draft.values[name].region == "work"
+class _Traffic(NamedTuple):
+    """Bytes of a group: what it moves, the values inside it, and all that it touches."""
+
+    moved: int
+    inside: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Calls that follow each other, from which groups are made.
+
+    count: the number of samples.  places: of the calls.
+    traffic: of the groups that end with each call, and begin with it, with the one before, ...
+    """
+
+    count: int
+    places: list[int]
+    traffic: list[list[_Traffic]]
+
+    def find_price(self, begin: int, end: int, far: int) -> float:
+        """Return the bytes that a group moves.
+
+        Values inside it count the less, the less the group touches: in full from `far` bytes of
+        all samples on.
+        """
+        moved, inside, size = self.traffic[end - 1][end - 1 - begin]
+        return moved - inside * max(0.0, 1 - size / far)
+
+    def list_groups(self, far: int) -> list[tuple[int, int]]:
+        """Return the begins and ends of the groups with the lowest price, the last group first."""
+        best = [(0.0, 0)]  # of the calls before each: the price, and where their last group begins
+        for end in range(1, len(self.places) + 1):
+            begins = range(end - 1, end - 1 - len(self.traffic[end - 1]), -1)
+            best.append(min((best[at][0] + self.find_price(at, end, far), at) for at in begins))
+        groups = list[tuple[int, int]]()
+        end = len(self.places)
+        while end:
+            begin = best[end][1]
+            groups.append((begin, end))
+            end = begin
+        return groups
 
 
 def _list_runs(draft: Draft, cuts: Sequence[Mapping[str, int]]) -> Iterator[list[int]]:
@@ -79,14 +164,19 @@ def _list_runs(draft: Draft, cuts: Sequence[Mapping[str, int]]) -> Iterator[list
 
     They are neighbours, except for calls that fold and pack weights, which can stand before them.
 
-    cuts: of each call the values that are cut, and the bytes of a sample.
+    cuts: of each call the values that are cut, and the bytes of a sample, or of an element if the
+        call is elementwise.
     """
     run: list[int] = []
     is_same = list_same(draft)
     for n, call in enumerate(draft.calls):
         if is_same[n] and call.phase == "fwd":
             continue
-        shared = [name for name in call.list_touched("r") if name not in cuts[n]]
+        shared = [
+            name
+            for name in call.list_touched("r") - cuts[n].keys()
+            if draft.values[name].type.size > 1  # a scalar is in a register
+        ]
         if (
             call.phase == "fwd"
             and cuts[n]
@@ -98,42 +188,3 @@ def _list_runs(draft: Draft, cuts: Sequence[Mapping[str, int]]) -> Iterator[list
             run = []
     if run:
         yield run
-
-
-def _list_groups(
-    draft: Draft,
-    cuts: Sequence[Mapping[str, int]],
-    users: Mapping[str, int],
-    run: Sequence[int],
-    far: int,
-) -> list[Sequence[int]]:
-    """Return the groups of a run of calls that move the fewest bytes, the last group first.
-
-    Values inside a group count the less, the less the group touches: in full from `far` bytes of
-    all samples on.
-
-    users: how many calls touch each value.
-    """
-    best = [(0.0, 0)]  # of the calls before each: the bytes, and where their last group begins
-    for end in range(1, len(run) + 1):
-        options = list[tuple[float, int]]()
-        touched = Counter[str]()
-        moved = inside = size = 0
-        for begin in range(end - 1, max(end - REACH, 0) - 1, -1):
-            for name in cuts[run[begin]]:
-                value = draft.values[name]
-                size += 0 if touched[name] else value.nbytes
-                moved += value.nbytes
-                touched[name] += 1
-                if _is_inside(draft, users, name, touched[name]):
-                    inside += users[name] * value.nbytes
-            spared = inside * max(0.0, 1 - size / far)
-            options.append((best[begin][0] + moved - spared, begin))
-        best.append(min(options))
-    groups = list[Sequence[int]]()
-    end = len(run)
-    while end:
-        begin = best[end][1]
-        groups.append(run[begin:end])
-        end = begin
-    return groups

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from engine.base.element_types import ITEMSIZE
 from engine.kernels.loops.map import MAP_KERNELS, lower_map, update
 from engine.kernels.machine.target import Target
 from engine.kernels.vocabulary import expression
@@ -26,6 +27,8 @@ from engine.kernels.vocabulary.kernel import (
     Body,
     Inline,
     Intrinsic,
+    Numbers,
+    Parameters,
     imin,
     inline,
     kernel,
@@ -36,6 +39,7 @@ from engine.kernels.vocabulary.kernel import (
 )
 from engine.kernels.vocabulary.op import Lowering, Operand, TensorType, find_stored
 from engine.kernels.vocabulary.row_program import Input, Program, loop, start_value
+from engine.kernels.vocabulary.tiling import Tiling
 from engine.plan.words import Words
 
 RUN = 4096  # elements added before a partial sum is closed
@@ -82,6 +86,33 @@ def _finish(T: str, after: str, form: str, access: str) -> Intrinsic:
     return loop(T, f"{total} count:i64 {more} -> y[] = {after}")
 
 
+def _cut_rows(params: Parameters, numbers: Numbers) -> Tiling | None:
+    """Return the rows of x."""
+    words = ROW_WORDS.unpack(numbers)
+    x, y = _list_sizes(params)
+    steps = (x * words["n"], y, y * words["parts"], 0)
+    return _cut(words["rows"], steps, ROW_WORDS.place("rows"))
+
+
+def _cut_matrices(params: Parameters, numbers: Numbers) -> Tiling | None:
+    """Return the matrices of x, whose columns are folded."""
+    words = COLUMN_WORDS.unpack(numbers)
+    x, y = _list_sizes(params)
+    row = y * words["cols"]
+    steps = (x * words["n"] * words["cols"], row, row * words["parts"], 0, 0)
+    return _cut(words["outer"], steps, COLUMN_WORDS.place("outer"))
+
+
+def _list_sizes(params: Parameters) -> tuple[int, int]:
+    """Return the bytes of an element of x, and of one of the others."""
+    T, stored = str(params[0]), str(params[5]) if len(params) > 5 else ""
+    return ITEMSIZE[stored or T], ITEMSIZE[T]
+
+
+def _cut(count: int, steps: tuple[int, ...], at: int) -> Tiling | None:
+    return Tiling(count, steps, (at,)) if count > 1 else None
+
+
 _FORM = "where form in ('', '-', 'm', 'u')"
 
 
@@ -91,6 +122,7 @@ _FORM = "where form in ('', '-', 'm', 'u')"
     y: out T[rows, parts] updates if form == 'u'   flag: b1[1] if form == 'u'   g: i64[] {_FORM}
     """,
     words={"g": ROW_WORDS},
+    tiling=_cut_rows,
     T=NUMBER,
     stands_for=list_bools,
     **PLAIN,
@@ -136,6 +168,7 @@ def _join(T: str, op: str) -> Intrinsic:
     work: scratch T[threads, block]   g: i64[] {_FORM} and block >= 1
     """,
     words={"g": COLUMN_WORDS},
+    tiling=_cut_matrices,
     T=NUMBER,
     stands_for=list_bools,
     **PLAIN,

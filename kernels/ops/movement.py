@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -45,6 +45,7 @@ from engine.kernels.vocabulary.kernel import (
 from engine.kernels.vocabulary.op import OURS, Dim, Grad, Lowering, Op, Operand, Site, TensorType
 from engine.kernels.vocabulary.row_program import loop
 from engine.kernels.vocabulary.shape_rules import broadcast
+from engine.kernels.vocabulary.tiling import Tiling
 from engine.plan.words import OPEN, Field, Words
 
 BITS = {8: "f64", 4: "f32", 2: "i16", 1: "u8"}  # the type whose bits are copied, by item size
@@ -141,6 +142,21 @@ WEAVE_WORDS = Words(
 )
 
 
+def _cut_walk(layout: Words) -> Callable[[KernelCall], Tiling | None]:
+    """Return how a copy is cut along the first one of its outer dimensions."""
+
+    def rule(c: KernelCall) -> Tiling | None:
+        if not c.rank:
+            return None
+        x, y = c.walk[c.rank], c.walk[2 * c.rank]
+        if x < 0 or y <= 0:
+            return None
+        counts = layout.place("rows"), layout.place("walk")
+        return c.cut(c.walk[0], {"x": x, "y": y}, counts=counts)
+
+    return rule
+
+
 def _copy_reach(c: KernelCall) -> Reach:
     c.check_range("walk", c.walk[: c.rank])
     outer = list_outer_walks(c, 2)
@@ -158,7 +174,13 @@ def _copy_reach(c: KernelCall) -> Reach:
     return reach
 
 
-@kernel("x: T[...]  y: out T[...]  g: i64[]", words={"g": COPY_WORDS}, reach=_copy_reach, T=MOVED)
+@kernel(
+    "x: T[...]  y: out T[...]  g: i64[]",
+    words={"g": COPY_WORDS},
+    reach=_copy_reach,
+    samples=_cut_walk(COPY_WORDS),
+    T=MOVED,
+)
 def strided_copy(target: Target, T: str) -> Body:
     """y[row, k, i] = x[row, k, i] over outer dimensions, m lines of n elements, `limit` in all.
 
@@ -203,6 +225,7 @@ def _transpose_reach(c: KernelCall) -> Reach:
     "x: T[...]  y: out T[...]  g: i64[]",
     words={"g": TRANSPOSE_WORDS},
     reach=_transpose_reach,
+    samples=_cut_walk(TRANSPOSE_WORDS),
     T=TRANSPOSED,
     stands_for=list_same_size,
 )
@@ -252,6 +275,7 @@ def _weave_reach(c: KernelCall) -> Reach:
     "x: T[...]  y: out T[...]  g: i64[]",
     words={"g": WEAVE_WORDS},
     reach=_weave_reach,
+    samples=_cut_walk(WEAVE_WORDS),
     T=MOVED,
     k=WOVEN,
 )

@@ -16,7 +16,7 @@ from bench.programs import load
 from engine import artifacts
 from engine.api import CheckpointState, Module
 from engine.graphs.io import onnx_io
-from engine.graphs.planner import split
+from engine.graphs.planner import sample_groups, split
 from engine.graphs.planner.planner import make_plan
 from engine.inference import Session
 from engine.kernels.machine.target import detect_host
@@ -65,7 +65,7 @@ def make_block_plan(batch: int, threads: int, answers: bool = True) -> Plan:
 @contextmanager
 def taking_whole_batches() -> Iterator[None]:
     """Make plans without samples meanwhile."""
-    with mock.patch.object(split, "take_samples"):
+    with mock.patch.object(sample_groups.SampleRuns, "take", return_value=0.0):
         yield
 
 
@@ -79,13 +79,13 @@ def list_sources(plan: Plan) -> list[tuple[int, list[str]]]:
 @pytest.mark.parametrize("answers", [True, False])
 @pytest.mark.parametrize("threads", [1, 2])
 def test_wide_layers_run_sample_by_sample(threads: int, answers: bool) -> None:
-    """From the narrow input to the narrow sum; the layer of many weights does not.
+    """From the copy of the narrow input to the narrow sum; the layer of many weights does not.
 
     Plans that pack weights in each run, as trimmed builds do, go through the same layers.
     """
     ((tiles, sources),) = list_sources(make_block_plan(4, threads, answers))
     assert tiles == 4
-    assert sources == ["FusedConv", "FusedConv", "Conv", "Map"]
+    assert sources == ["x/ToChannelsLast", "FusedConv", "FusedConv", "Conv", "Map"]
 
 
 def test_they_take_less_memory() -> None:
@@ -165,3 +165,101 @@ def test_frozen_layers_run_sample_by_sample(head: Path, kind: str) -> None:
     assert [tiles for tiles, _ in list_sources(plan)] == [4]
     assert plan.compute_region_bytes("work") < plain.compute_region_bytes("work") / 2
     assert all(np.array_equal(a, b) for a, b in zip(results, whole, strict=True))
+
+
+# Planes of a picture.
+PICTURE = """<ir_version: 8, opset_import: ["": 17]>
+g (float[N,3,64,64] x, float[32,3,3,3] w1, float[32,1,3,3] w2, float[16,32,1,1] w3,
+   float[10,16] w4) => (float[N,10] y) {
+    a = Conv<pads = [1, 1, 1, 1]>(x, w1)
+    at = Relu(a)
+    b = Conv<group = 32, pads = [1, 1, 1, 1]>(at, w2)
+    bt = Relu(b)
+    c = Conv(bt, w3)
+    p = GlobalAveragePool(c)
+    f = Flatten(p)
+    y = Gemm<transB = 1>(f, w4)
+}"""
+
+
+def run_picture(batch: int, threads: int) -> tuple[Plan, np.ndarray]:
+    """The plan of the quantised model, and its answers."""
+    x = np.random.default_rng(0).standard_normal((batch, 3, 64, 64), np.float32)
+    graph = quantize(make_model(PICTURE).SerializeToString(), x[:4]).graph
+    program = load(graph, threads, {"x": x})
+    program.run()
+    return program.plan, program.outputs["y"].copy()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_pictures_are_rounded_and_woven_sample_by_sample(threads: int) -> None:
+    """Neither the integers of the whole batch nor their copy channels-last exist."""
+    plan, y = run_picture(8, threads)
+    first = next(steps for _, steps in list_groups(plan))
+    kernels = [step.kernel.split("_u8")[0] for step in first]
+    assert kernels[0].startswith("map_")
+    assert kernels[1:3] == ["woven_copy", "integer_conv"]
+    with taking_whole_batches():
+        assert np.array_equal(run_picture(8, threads)[1], y)
+
+
+# Two blocks; a sample takes 4 MiB inside, 1 MiB between them, and 256 KiB after the second.
+BLOCKS = """<ir_version: 8, opset_import: ["": 17]>
+g (float[N,16,128,128] x, float[64,16,1,1] w1, float[64,1,3,3] w2, float[16,64,1,1] w3,
+   float[64,16,1,1] w4, float[64,1,3,3] w5, float[16,64,1,1] w6) => (float[N,16] y) {
+    a = Conv(x, w1)
+    b = Conv<group = 64, pads = [1, 1, 1, 1]>(a, w2)
+    c = Conv(b, w3)
+    d = Conv(c, w4)
+    e = Conv<group = 64, pads = [1, 1, 1, 1], strides = [2, 2]>(d, w5)
+    f = Conv(e, w6)
+    y = ReduceMean<axes = [2, 3], keepdims = 0>(f)
+}"""
+
+
+def plan_blocks(batch: int) -> Plan:
+    graph, shapes = onnx_io.load(make_model(BLOCKS)), {"x": (batch, 16, 128, 128)}
+    return make_plan(graph, shapes, target=detect_host(), threads=1, answers=True)
+
+
+def test_segments_are_larger_where_that_lowers_the_peak() -> None:
+    """The value between the blocks takes more than all others if there are many samples."""
+    many = plan_blocks(32)
+    with mock.patch.object(split, "REACHES", (1,)):
+        usual = plan_blocks(32)
+    assert many.compute_region_bytes("work") < usual.compute_region_bytes("work") / 2
+    assert len(list_sources(many)) < len(list_sources(usual))
+
+
+def test_larger_segments_have_the_same_bits() -> None:
+    x = np.random.default_rng(0).standard_normal((8, 16, 128, 128), np.float32)
+    made = []
+    for reaches in ((1,), (16,)):
+        with mock.patch.object(split, "REACHES", reaches):
+            made.append(load(onnx_io.load(make_model(BLOCKS)), 1, {"x": x}))
+        made[-1].run()
+    assert len(list_sources(made[0].plan)) > len(list_sources(made[1].plan))
+    assert np.array_equal(made[0].outputs["y"], made[1].outputs["y"])
+
+
+AVERAGE = """<ir_version: 8, opset_import: ["": 17]>
+g (float[N,64,16,16] x, float[512,64,1,1] w) => (float[N,512] y) {
+    a = Conv(x, w)
+    at = Relu(a)
+    y = ReduceMean<axes = [2, 3], keepdims = 0>(at)
+}"""
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_mean_over_pixels_is_computed_with_the_pixels(threads: int) -> None:
+    """The wide value that it reads never exists as a whole."""
+    x = np.random.default_rng(0).standard_normal((16, 64, 16, 16), np.float32)
+    model = make_model(AVERAGE)
+    session, target = Session(model, threads=threads), detect_host()
+    plan = make_plan(
+        onnx_io.load(model), {"x": x.shape}, target=target, threads=threads, answers=True
+    )
+    assert plan.compute_region_bytes("work") < 16 * 512 * 16 * 16 * 4 / 2
+    assert any("reduce_cols" in step.kernel for _, steps in list_groups(plan) for step in steps)
+    ones = np.concatenate([session.run(None, {"x": x[n : n + 1]})[0] for n in range(len(x))])
+    assert np.array_equal(session.run(None, {"x": x})[0], ones)
