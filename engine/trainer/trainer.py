@@ -35,6 +35,7 @@ from engine.training.settings import FitOptions, RecipeOptions, StepOptions, Tra
 
 if TYPE_CHECKING:
     import onnx
+    import torch
 
     from engine.graphs.offline.optim_types import OptimizerSpec, OptimType
     from engine.lora import Lora
@@ -245,9 +246,10 @@ class Trainer(BatchTrainer):
         cls,
         module: Any,
         example: Any,
-        loss: LossType | Loss | Block | Mapping[str, Any] | str | None,
-        optimizer: OptimType | OptimizerSpec | Block | str | None = None,
+        loss: LossType | Loss | Block | Mapping[str, Any] | Callable[..., Any] | str | None,
+        optimizer: OptimType | OptimizerSpec | Block | torch.optim.Optimizer | str | None = None,
         *,
+        targets: Any = None,
         train: str | Sequence[str] | None = None,
         lora: Lora | str | None = None,
         classes: int | None = None,
@@ -268,7 +270,13 @@ class Trainer(BatchTrainer):
             axes: names of further axes of variable length, by argument: {"tokens": {1: "length"}}.
             check_gradients: whether to compare the gradients with PyTorch's.  Default: if the
                 module has at most 64 MiB of parameters.
-            loss, optimizer, lora, classes, qat, data, folder, group: see `from_onnx`.
+            loss: as in `from_onnx`; or a loss of torch.nn, such as `torch.nn.CrossEntropyLoss()`;
+                or any function of the module's output and the targets that returns one number.
+            targets: an example of the targets, a tensor or a tuple of them, for a loss that this
+                package lacks: such a loss is exported with the module.
+            optimizer: as in `from_onnx`, or a `torch.optim.Optimizer` of the module's parameters.
+                Its options and groups are taken, and by default its parameters are trained.
+            lora, classes, qat, data, folder, group: see `from_onnx`.
             train: as in `from_onnx`.  Default: the parameters that require a gradient, or with
                 `lora` all adapters.  Parameters that the loss does not depend on stay as they are,
                 and a `ModelWarning` names them.
@@ -283,22 +291,27 @@ class Trainer(BatchTrainer):
         """
         from engine.trainer.artifact_folder import provide_folder, remove_with
         from engine.trainer.pytorch import export as torch_export
+        from engine.trainer.pytorch import objectives
         from engine.training.artifact_set import FORWARD
 
         asked = TrainerOptions(**options)
+        torch = torch_export.import_torch()
+        torch_export.check_module(torch, module)
+        given = objectives.read(torch, module, example, loss, optimizer, targets)
         with provide_folder(folder) as place:
             exported = torch_export.export(
-                module, example, os.path.join(place, FORWARD), axes=axes,
+                given.module, given.example, os.path.join(place, FORWARD), axes=axes,
                 check_gradients=check_gradients,
             )  # fmt: skip
             if asked.frozen_batch_norm is None:
                 norms = exported.frozen_batch_norm or (False if train is None else None)
                 asked = replace(asked, frozen_batch_norm=norms)
+            method, trained = given.choose(exported.train)
             if train is None:
-                train = exported.train if lora is None else "*"
+                train = trained if lora is None else "*"
             made = cls.from_onnx(
-                exported.model, loss, optimizer, train=train, lora=lora, classes=classes,
-                qat=qat, data=data, folder=place, group=group, **vars(asked),
+                exported.model, given.loss, method, train=train, lora=lora,
+                classes=classes, qat=qat, data=data, folder=place, group=group, **vars(asked),
             )  # fmt: skip
         if folder is None:
             remove_with(made, place)

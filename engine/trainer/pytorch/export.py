@@ -139,8 +139,8 @@ def export(
 
     A `ModelWarning` names the nodes through which no gradient can flow.
     """
-    torch = _import_torch()
-    _check_module(torch, module)
+    torch = import_torch()
+    check_module(torch, module)
     _check_norms(torch, module)
     call = ModuleCall.read(torch, module, example, axes)
     given = os.fspath(path)
@@ -188,7 +188,7 @@ def to_torch(state: CheckpointState, module: Any) -> list[str]:
         MissingPackageError: torch is not installed.
         NameNotFoundError, ShapeError, DTypeError: a parameter does not fit.  Nothing has changed.
     """
-    torch = _import_torch("torch")
+    torch = import_torch("torch")
     if not isinstance(module, torch.nn.Module):
         raise InputError(f"module: expected a torch.nn.Module, got {type(module).__name__}")
     own = {**dict(module.named_parameters(remove_duplicate=False)),
@@ -223,7 +223,7 @@ def to_torch(state: CheckpointState, module: Any) -> list[str]:
 # --- what is given
 
 
-def _import_torch(*packages: str) -> Any:
+def import_torch(*packages: str) -> Any:
     """Return the package torch, which with all `packages` is installed."""
     missing = [p for p in packages or PACKAGES if importlib.util.find_spec(p) is None]
     if missing:
@@ -234,7 +234,12 @@ def _import_torch(*packages: str) -> Any:
     return importlib.import_module("torch")
 
 
-def _check_module(torch: Any, module: Any) -> None:
+def check_module(torch: Any, module: Any) -> None:
+    """Refuse a module that is not on the CPU, or that has parameters of other types to train.
+
+    Raises:
+        InputError, DTypeError: it is not supported.
+    """
     if not isinstance(module, torch.nn.Module):
         raise InputError(f"module: expected a torch.nn.Module, got {type(module).__name__}")
     tensors = [*module.named_parameters(), *module.named_buffers()]

@@ -41,19 +41,7 @@ class ModuleCall:
         Raises:
             InputError: they do not fit the signature, or there is no batch.
         """
-        signature = inspect.signature(module.forward)
-        positional: Sequence[Any] = ()
-        named: dict[str, Any] = {}
-        if isinstance(example, Mapping):
-            named = {str(name): value for name, value in example.items()}
-        else:
-            positional = example if isinstance(example, tuple) else (example,)
-        try:
-            bound = signature.bind(*positional, **named)
-        except TypeError as error:
-            raise InputError(
-                f"example: {error}; {type(module).__name__}.forward takes {signature}"
-            ) from None
+        bound = bind_example(module, example)
         tree = torch.utils._pytree
         given = tree.tree_map(functools.partial(_make_tensor, torch), dict(bound.arguments))
         tensors = [t for t in tree.tree_leaves(given) if isinstance(t, torch.Tensor)]
@@ -69,7 +57,7 @@ class ModuleCall:
             raise NameNotFoundError(
                 f"axes: there is no input {lost[0]!r}{suggest_nearest(lost[0], given)}"
             )
-        return cls(torch, signature, given, int(tensors[0].shape[0]), named_axes)
+        return cls(torch, bound.signature, given, int(tensors[0].shape[0]), named_axes)
 
     def resized(self, rows: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments with a batch of this size: its first rows, and its last one again.
@@ -139,6 +127,27 @@ class ModuleCall:
         args, kwargs = self.resized(rows)
         leaves = self.torch.utils._pytree.tree_leaves((args, kwargs))
         return [t.numpy() for t in leaves if isinstance(t, self.torch.Tensor)]
+
+
+def bind_example(module: Any, example: Any) -> inspect.BoundArguments:
+    """Return the arguments of a call of a module, by the names that its `forward` has for them.
+
+    Raises:
+        InputError: they do not fit the signature.
+    """
+    signature = inspect.signature(module.forward)
+    positional: Sequence[Any] = ()
+    named: dict[str, Any] = {}
+    if isinstance(example, Mapping):
+        named = {str(name): value for name, value in example.items()}
+    else:
+        positional = example if isinstance(example, tuple) else (example,)
+    try:
+        return signature.bind(*positional, **named)
+    except TypeError as error:
+        raise InputError(
+            f"example: {error}; {type(module).__name__}.forward takes {signature}"
+        ) from None
 
 
 def _make_tensor(torch: Any, value: Any) -> Any:
