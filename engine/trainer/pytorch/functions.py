@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from engine.base.errors import UnsupportedOpError
-from engine.trainer.pytorch import packing, shorthand, special
+from engine.trainer.pytorch import matrices, packing, shorthand, special
 
 
 def write_out_calls(torch: Any) -> Any:
@@ -278,7 +278,7 @@ def _make_in_place(rule: shorthand.Rule) -> shorthand.Rule:
 
 
 _RULES: dict[str, shorthand.Rule] = {
-    **shorthand.RULES, **special.RULES, **packing.RULES,
+    **shorthand.RULES, **special.RULES, **packing.RULES, **matrices.RULES,
     **{f"{name}_": _make_in_place(special.RULES[name]) for name in ("digamma", "erfinv")},
     "put_": _make_in_place(shorthand.RULES["put"]),
     "embedding": _write_embedding, "embedding_bag": _write_embedding_bag, "lstm": _write_lstm,

@@ -17,7 +17,7 @@ from typing import Any
 Rule = Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]
 
 
-def _read(names: str, args: Sequence[Any], kwargs: Mapping[str, Any], **given: Any) -> Any:
+def read_arguments(names: str, args: Sequence[Any], kwargs: Mapping[str, Any], **given: Any) -> Any:
     """Return the arguments of a call by name.  given: defaults; arguments without one are None."""
     known = names.split()
     return {**dict.fromkeys(known), **given, **dict(zip(known, args, strict=False)), **kwargs}
@@ -61,7 +61,7 @@ def _write_attention(torch: Any, args: Sequence[Any], kwargs: Mapping[str, Any])
     the exporter computes with, and a `contiguous()` that does nothing in one leaves a view in the
     other that is none.
     """
-    given = _read("query key value attn_mask dropout_p is_causal", args, kwargs)
+    given = read_arguments("query key value attn_mask dropout_p is_causal", args, kwargs)
     q, k, v, mask = (given.pop(name) for name in ("query", "key", "value", "attn_mask"))
     given = {name: value for name, value in given.items() if value is not None}
     lead = q.shape[:-2]
@@ -107,7 +107,7 @@ def _make_max_pool(dims: int) -> Rule:
     """
 
     def write_pool(torch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        given = _read("input output_size return_indices", args, kwargs)
+        given = read_arguments("input output_size return_indices", args, kwargs)
         x, counts = given["input"], _list_counts(given["input"], given["output_size"], dims)
         if given["return_indices"] or counts is None:
             return None
@@ -128,7 +128,7 @@ def _make_mean_pool(dims: int) -> Rule:
     """Return the rule for adaptive means over the last `dims` axes, as products with matrices."""
 
     def write_pool(torch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        given = _read("input output_size", args, kwargs)
+        given = read_arguments("input output_size", args, kwargs)
         x, counts = given["input"], _list_counts(given["input"], given["output_size"], dims)
         if counts is None:
             return None
@@ -148,7 +148,7 @@ def _make_mean_pool(dims: int) -> Rule:
 
 def _write_distances(torch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Return the distance of each row of one matrix from each row of another."""
-    given = _read("x1 x2 p", args, kwargs, p=2.0)
+    given = read_arguments("x1 x2 p", args, kwargs, p=2.0)
     p, off = float(given["p"]), given["x1"].unsqueeze(-2) - given["x2"].unsqueeze(-3)
     if p == 2:
         squares = (off * off).sum(-1)
@@ -161,7 +161,7 @@ def _write_distances(torch: Any, args: Sequence[Any], kwargs: Mapping[str, Any])
 
 def _write_copysign(torch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Return the size of one number with the sign of another, which -0.0 has, too."""
-    given = _read("input other", args, kwargs)
+    given = read_arguments("input other", args, kwargs)
     x, sign = given["input"], given["other"]
     if not (isinstance(sign, torch.Tensor) and sign.is_floating_point()):
         return None
@@ -176,7 +176,7 @@ def _count_below(torch: Any, edges: Any, values: Any, is_right: bool, is_short: 
 
 
 def _write_bucketize(torch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    given = _read("input boundaries out_int32 right", args, kwargs)
+    given = read_arguments("input boundaries out_int32 right", args, kwargs)
     values = given["input"]
     if not isinstance(values, torch.Tensor):
         return None
@@ -186,7 +186,7 @@ def _write_bucketize(torch: Any, args: Sequence[Any], kwargs: Mapping[str, Any])
 
 
 def _write_searchsorted(torch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    given = _read("sorted_sequence input out_int32 right side sorter", args, kwargs)
+    given = read_arguments("sorted_sequence input out_int32 right side sorter", args, kwargs)
     edges, values = given["sorted_sequence"], given["input"]
     if given["sorter"] is not None or not isinstance(values, torch.Tensor):
         return None
@@ -203,14 +203,14 @@ def _select_smallest(torch: Any, x: Any, k: Any, dim: Any, keepdim: Any, kind: s
 
 
 def _write_kthvalue(torch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    given = _read("input k dim keepdim", args, kwargs, dim=-1)
+    given = read_arguments("input k dim keepdim", args, kwargs, dim=-1)
     x, k, dim, keepdim = (given[name] for name in ("input", "k", "dim", "keepdim"))
     return _select_smallest(torch, x, k, dim, keepdim, "kthvalue")
 
 
 def _write_median(torch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Return the lower median, along an axis or of all elements."""
-    given = _read("input dim keepdim", args, kwargs)
+    given = read_arguments("input dim keepdim", args, kwargs)
     x, dim = given["input"], given["dim"]
     flat = x.reshape(-1) if dim is None else x
     size = flat.shape[-1 if dim is None else dim]
@@ -223,7 +223,9 @@ def _write_median(torch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
 
 def _write_scatter_mean(torch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Return means of scattered values, which the exporter writes as their last one."""
-    given = _read("input dim index src reduce include_self", args, kwargs, include_self=True)
+    given = read_arguments(
+        "input dim index src reduce include_self", args, kwargs, include_self=True
+    )
     x, dim, index, src = (given[name] for name in ("input", "dim", "index", "src"))
     if given["reduce"] != "mean" or not x.is_floating_point():
         return None
@@ -237,7 +239,7 @@ def _write_scatter_mean(torch: Any, args: Sequence[Any], kwargs: Mapping[str, An
 
 def _write_put(torch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Return a tensor with other elements, or sums, at some places among all."""
-    given = _read("input index source accumulate", args, kwargs)
+    given = read_arguments("input index source accumulate", args, kwargs)
     x, index, source = given["input"], given["index"].reshape(-1), given["source"].reshape(-1)
     flat = x.reshape(-1)
     index = torch.where(index < 0, index + flat.shape[0], index)
@@ -252,7 +254,7 @@ def _make_running(kind: str) -> Rule:
     """
 
     def run(torch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        given = _read("input dim", args, kwargs)
+        given = read_arguments("input dim", args, kwargs)
         x, dim = given["input"], given["dim"]
         if not x.dim():
             return None
@@ -279,19 +281,19 @@ def _make_running(kind: str) -> Rule:
 
 def _write_greater(torch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Return the greater of two numbers, or the one that is a number."""
-    x, y = _read("input other", args, kwargs).values()
+    x, y = read_arguments("input other", args, kwargs).values()
     return torch.where((x >= y) | y.isnan(), x, y)
 
 
 def _write_less(torch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Return the smaller of two numbers, or the one that is a number."""
-    x, y = _read("input other", args, kwargs).values()
+    x, y = read_arguments("input other", args, kwargs).values()
     return torch.where((x <= y) | y.isnan(), x, y)
 
 
 def _write_cumprod(torch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Return products of all elements up to each one.  Each round doubles how many they are of."""
-    given = _read("input dim dtype", args, kwargs)
+    given = read_arguments("input dim dtype", args, kwargs)
     x, dim, step = given["input"], given["dim"], 1
     if not x.dim() or not isinstance(x.shape[dim], int):
         return None
@@ -318,7 +320,7 @@ def _write_argsort(torch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -
 
 def _write_covariance(torch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Return the covariances of rows, without weights."""
-    given = _read("input correction fweights aweights", args, kwargs, correction=1)
+    given = read_arguments("input correction fweights aweights", args, kwargs, correction=1)
     x = given["input"]
     if given["fweights"] is not None or given["aweights"] is not None or x.dim() not in (1, 2):
         return None
@@ -332,7 +334,7 @@ def _write_covariance(torch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 
 def _write_correlations(torch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Return the correlations of rows."""
-    x = _read("input", args, kwargs)["input"]
+    x = read_arguments("input", args, kwargs)["input"]
     if x.dim() != 2:
         return None
     covariances = _write_covariance(torch, (x,), {})
@@ -345,7 +347,7 @@ def _make_divided_pool(dims: int) -> Rule:
 
     def write_pool(torch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         names = "input kernel_size stride padding ceil_mode count_include_pad divisor_override"
-        given = _read(names, args, kwargs, padding=0, ceil_mode=False)
+        given = read_arguments(names, args, kwargs, padding=0, ceil_mode=False)
         divisor = given["divisor_override"]
         if divisor is None or given["ceil_mode"]:
             return None
@@ -360,7 +362,7 @@ def _make_divided_pool(dims: int) -> Rule:
 def _write_cross_entropy(torch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Return the cross entropy of smoothed labels or of probabilities: exporters know neither."""
     names = "input target weight size_average ignore_index reduce reduction label_smoothing"
-    given = _read(
+    given = read_arguments(
         names, args, kwargs, ignore_index=-100, reduction="mean", label_smoothing=0.0
     )  # fmt: skip
     x, target, smoothing = given["input"], given["target"], given["label_smoothing"]
@@ -390,7 +392,7 @@ def _write_cross_entropy(torch: Any, args: Sequence[Any], kwargs: Mapping[str, A
 
 def _write_gaussian_loss(torch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Return the loss of a normal distribution, without a look at whether variances are below 0."""
-    given = _read(
+    given = read_arguments(
         "input target var full eps reduction", args, kwargs, eps=1e-6, reduction="mean"
     )  # fmt: skip
     x, target, variance = given["input"], given["target"], given["var"]
