@@ -311,6 +311,7 @@ OP_HOMES = {
     ("engine", "MaxPool"): "engine.kernels.ops.pool.pool",
     ("engine", "MaxPoolGrad"): "engine.kernels.ops.pool.pool",
     ("engine", "MaxRoiPoolGrad"): "engine.kernels.ops.sampling.roi",
+    ("engine", "ModeChoice"): "engine.kernels.ops.gradient_flow",
     ("engine", "MoveStatistic"): "engine.kernels.ops.norm.batchnorm",
     ("engine", "MovedBuffer"): "engine.kernels.ops.gradient_flow",
     ("engine", "PeakScale"): "engine.kernels.ops.fake_quantization",

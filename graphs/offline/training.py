@@ -20,6 +20,7 @@ from engine.graphs.offline.buffers import list_moved, move_buffers, move_last
 from engine.graphs.offline.differentiate import differentiate, find_dependent
 from engine.graphs.offline.integer_layers import write_layers
 from engine.graphs.offline.integer_training import find_resident, scale_gradient
+from engine.graphs.offline.modes import EvaluationPart
 from engine.graphs.offline.normalize import (
     name_nodes,
     pass_on,
@@ -135,6 +136,7 @@ def make_artifacts(
     """
     users = dict(forward.inputs)
     name_nodes(forward)
+    evaluated = EvaluationPart(forward)
     _refuse_taken(forward, _list_fixed_names((*choice.trainable, *choice.inputs)))
     moving = choose_trained(forward, choice.trainable, choice.frozen, frozen_norms)
     is_still = frozen_norms is True or not choice.trainable
@@ -165,7 +167,7 @@ def make_artifacts(
     pulls = {n: TensorType(OF_NUMPY[a.dtype], a.shape) for n, a in anchors.items()}
     forward.inputs = {**users, **new, **mine, **pulls}
     infer(name_nodes(forward))  # again, for the loss
-    evaluation = set_inference_mode(forward.copy())  # with the original ops, before fusion
+    evaluation = set_inference_mode(evaluated.join(forward))  # with the original ops, before fusion
     _let_gradients_through(forward, choice)
     track_ranges(set_training_form(forward, moving), list_tracked(forward) if tracked else [])
     move_buffers(forward, list_moved(forward) if moved else [])

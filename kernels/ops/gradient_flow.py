@@ -1,9 +1,13 @@
 """Instructions to training: where gradients stop or have a rule of their own, and what moves.
 
+A ModeChoice is where training computes something else than evaluation (offline/modes.py).
+
 Forward   StopGradient: y = x;  Cotangent: dy = y, in name only;  Redirect: z = y;
           MovedBuffer: y = old, or in training y = new, which replaces old (offline/buffers.py)
+          ModeChoice: y = the first input, or in training the second
 Backward  StopGradient, Cotangent: none.  Redirect of y, dy, x and dx, where nodes make dx of dy:
-          the gradient of z goes to y, and x gets what these nodes make of it instead of dy
+          the gradient of z goes to y, and x gets what these nodes make of it instead of dy.
+          ModeChoice: dy, for the second input
 Error     none
 
     Before   dy = Cotangent(y); dx = Neg(dy); z = Redirect(y, dy, x, dx)
@@ -28,6 +32,13 @@ def _redirected(grad: Grad, dz: str) -> tuple[str | None, ...]:
     return dz, None, dx, None
 
 
+def _chosen(grad: Grad, dy: str) -> tuple[str | None, ...]:
+    return None, dy
+
+
+_RULES = {"Redirect": _redirected, "ModeChoice": _chosen}
+
+
 def _op(name: str, count: int, no_gradient: tuple[int, ...], *, is_acting: bool = False) -> Op:
     return Op(
         name=name,
@@ -37,7 +48,7 @@ def _op(name: str, count: int, no_gradient: tuple[int, ...], *, is_acting: bool 
         infer=same_as(0),
         expand=lambda nodes: (nodes.x(0),),
         becomes="",
-        grad=_redirected if name == "Redirect" else None,
+        grad=_RULES.get(name),
         tells_gradient=name == "Redirect",
         no_gradient=frozenset(no_gradient),
         is_identity=True,
@@ -51,4 +62,5 @@ OPS = (
     _op("Cotangent", 1, (0,)),
     _op("Redirect", 4, (1, 3)),
     _op("MovedBuffer", 2, (0, 1), is_acting=True),
+    _op("ModeChoice", 2, (0,)),
 )

@@ -60,8 +60,8 @@ def fix_draws(torch: Any) -> Any:
             if torch.Tag.nondeterministic_seeded not in func.tags:
                 return drawn
             given = {**_list_arguments(func, args), **(kwargs or {})}
-            if given.get("dropout_p") == 0:  # attention that drops nothing
-                return drawn
+            if given.get("dropout_p") == 0 or given.get("training") is False:
+                return drawn  # attention that drops nothing, and RReLU in evaluation mode
             self.drawn += 1
             return self.draw(func, drawn, given)
 
@@ -74,6 +74,12 @@ def fix_draws(torch: Any) -> Any:
                 mask = self.make_field(draw_uniform, found[1].shape) < keep
                 found[1].copy_(mask)
                 found[0].copy_(given["input"] * mask / keep)
+                return found
+            if name == "rrelu_with_noise":
+                low, high = given["lower"], given["upper"]
+                slope = low + (high - low) * self.make_field(draw_uniform, found.shape)
+                given["noise"].copy_(torch.where(given["self"] > 0, 1.0, slope))
+                found.copy_(given["self"] * given["noise"])
                 return found
             rule = _RULES.get(name)
             if rule is None:

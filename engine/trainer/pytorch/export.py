@@ -39,6 +39,7 @@ from engine.base.signatures import check_arguments
 from engine.system.paths import Paths
 from engine.trainer.pytorch import draws as torch_draws
 from engine.trainer.pytorch import gradients as torch_gradients
+from engine.trainer.pytorch.modes import join_programs
 from engine.trainer.pytorch.module_call import ModuleCall, tensors_of
 from engine.trainer.pytorch.program import (
     in_mode,
@@ -154,7 +155,19 @@ def export(
     held = set(program.model.graph.initializers)
     _write(program, module, given)
     _check_support(given, call.sizes())
-    difference = _compare(torch, module, call, given, outputs, tolerance, moved)
+    try:
+        difference = _compare(torch, module, call, given, outputs, tolerance, moved)
+    except (ModelError, UnsupportedOpError) as fault:
+        if not _add_evaluation(torch, module, call, program, outputs, opset):
+            raise
+        _write(program, module, given)
+        _check_support(given, call.sizes(), answers=True)
+        try:
+            difference = _compare(torch, module, call, given, outputs, tolerance, moved)
+        except (ModelError, UnsupportedOpError):
+            raise fault from None
+        # Outputs of training mode have not been compared.
+        check_gradients = True if check_gradients is None else check_gradients
     known = _with_gradients(given, trained, outputs, call.sizes())
     names = tuple(name for name in trained if name in known)
     norms = tuple(name for name in frozen if name in held)
@@ -297,6 +310,25 @@ def _write(program: Any, module: Any, path: str) -> None:
         raise FileError(f"cannot write {path!r}: {error.strerror or error}") from error
 
 
+def _add_evaluation(
+    torch: Any, module: Any, call: ModuleCall, program: Any, outputs: Sequence[str], opset: int
+) -> bool:
+    """Let a program compute in evaluation mode what the module does there, in place.
+
+    Returns whether it does: torch can export that mode, and has an output of it.
+    """
+    try:
+        with in_mode(module, trains=False), silently(torch):
+            evaluated, names, _ = program_of(torch, module, call, opset)
+            chosen = _name_outputs({name: name for name in names}, outputs)
+    except (ModelError, UnsupportedOpError):
+        return False
+    own = {*dict(module.named_parameters(remove_duplicate=False)),
+           *dict(module.named_buffers(remove_duplicate=False))}  # fmt: skip
+    join_programs(program, evaluated, chosen, own)
+    return True
+
+
 # --- checks
 
 
@@ -325,17 +357,21 @@ def _measure_size(module: Any) -> int:
     return sum(p.numel() * p.element_size() for p in module.parameters())
 
 
-def _check_support(path: str, sizes: Mapping[str, int]) -> None:
+def _check_support(path: str, sizes: Mapping[str, int], *, answers: bool = False) -> None:
     """Refuse a model that the engine cannot run; warn of nodes that pass no gradient on.
 
     sizes: the sizes of the axes that may have any size, as in the example.
+    answers: whether to look at what evaluation computes, without gradients.
     """
     from engine.graphs.io import onnx_io
     from engine.graphs.ir.symbols import rename
     from engine.graphs.offline import support
+    from engine.graphs.offline.modes import choose_mode
     from engine.graphs.offline.normalize import name_nodes
 
     graph = name_nodes(onnx_io.load(path))
+    if answers:
+        choose_mode(graph, trains=False)
     rename(graph, sizes)
     table = support.check_support(onnx_io.to_proto(graph))
     paths = Paths.of(graph.metadata)
@@ -357,7 +393,7 @@ def _check_support(path: str, sizes: Mapping[str, int]) -> None:
             f"{describe(causes)}{advice}"
         )
     dead = [row for row in table if row.status == support.FORWARD]
-    if dead:
+    if dead and not answers:
         warn_user(
             "no gradient flows through these nodes: replace the parts of the module, or train only "
             f"parameters after them, by train=[...]:{describe(dead)}",
@@ -458,10 +494,11 @@ def _make_evaluation_graph(
     """
     from engine.graphs.io import onnx_io
     from engine.graphs.ir.symbols import rename
+    from engine.graphs.offline.modes import choose_mode
     from engine.graphs.offline.normalize import set_inference_mode
     from engine.graphs.passes import control
 
-    graph = control.unroll(onnx_io.load(path))
+    graph = choose_mode(control.unroll(onnx_io.load(path)), trains=False)
     if not drops:
         set_inference_mode(graph)
     if not draws and (node := torch_draws.find_random(graph)) is not None:
@@ -507,7 +544,7 @@ def _find_worst(
     return worst
 
 
-def _name_outputs(expected: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
+def _name_outputs(expected: Mapping[str, Any], outputs: Sequence[str]) -> dict[str, Any]:
     """Return what the module computes in evaluation mode, by the names of the model's outputs.
 
     Modules with auxiliary heads return less in evaluation mode: outputs of the same names, or one

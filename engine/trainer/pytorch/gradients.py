@@ -223,6 +223,7 @@ def _make_gradient_graph(
     from engine.graphs.ir.graph import Node
     from engine.graphs.offline.buffers import list_moved, read_new
     from engine.graphs.offline.differentiate import differentiate
+    from engine.graphs.offline.modes import choose_mode
     from engine.graphs.offline.normalize import pass_on, turn_into_inputs
     from engine.graphs.passes.batchnorm import (
         choose_trained,
@@ -234,7 +235,7 @@ def _make_gradient_graph(
     from engine.graphs.passes.patterns import fuse_patterns
     from engine.graphs.passes.simplify import prune
 
-    graph = open_graph(path, sizes)
+    graph = choose_mode(open_graph(path, sizes), trains=True)
     unknown = torch_draws.fix(graph)
     read_new(list_moved(graph))
     moving = choose_trained(graph, train, (), list(norms) if norms else False)

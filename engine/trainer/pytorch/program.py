@@ -174,7 +174,7 @@ def program_of(
     graph = program.model.graph
     _let_drop(graph)
     del graph.outputs[len(names) :]  # values of buffers and values with hooks
-    if changed:
+    if changed and module.training:
         _move_buffers(torch, module, call, program, changed)
     for node in graph:
         node.metadata_props.pop(_TRACE, None)

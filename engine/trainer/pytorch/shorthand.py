@@ -409,7 +409,42 @@ def _write_gaussian_loss(torch: Any, args: Sequence[Any], kwargs: Mapping[str, A
     return reduce[given["reduction"]]()
 
 
+def _write_rrelu(torch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Return a Relu with a slope below zero that training draws for each element."""
+    given = read_arguments(
+        "input lower upper training inplace", args, kwargs, lower=1 / 8, upper=1 / 3
+    )
+    x, low, high = given["input"], given["lower"], given["upper"]
+    slope: Any = (low + high) / 2
+    if given["training"]:
+        slope = low + (high - low) * torch.rand_like(x)
+    y = torch.where(x > 0, x, x * slope)
+    return x.copy_(y) if given["inplace"] else y
+
+
+def _write_instance_norm(torch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Return the normalisation of each channel of each sample, with running statistics.
+
+    These are of a sample on average, and evaluation uses them as a batch normalisation does.
+    """
+    names = "input running_mean running_var weight bias use_input_stats momentum eps"
+    given = read_arguments(names, args, kwargs, use_input_stats=True, momentum=0.1, eps=1e-5)
+    x, mean, var = given["input"], given["running_mean"], given["running_var"]
+    scale, shift, eps = given["weight"], given["bias"], given["eps"]
+    if mean is None:
+        return None
+    if not given["use_input_stats"]:
+        return torch.nn.functional.batch_norm(x, mean, var, scale, shift, eps=eps)
+    with torch.no_grad():
+        axes = tuple(range(2, x.dim()))
+        own = x.detach()
+        mean.lerp_(own.mean(axes).mean(0), given["momentum"])
+        var.lerp_(own.var(axes).mean(0), given["momentum"])
+    return torch.nn.functional.instance_norm(x, None, None, scale, shift, eps=eps)
+
+
 RULES: dict[str, Rule] = {
+    "rrelu": _write_rrelu, "rrelu_": _write_rrelu, "instance_norm": _write_instance_norm,
     "scaled_dot_product_attention": _write_attention,
     **{f"adaptive_max_pool{n}d": _make_max_pool(n) for n in (1, 2, 3)},
     "adaptive_avg_pool3d": _make_mean_pool(3),

@@ -11,4 +11,5 @@ CASES = (
     Case("Redirect", (f32(2, 3), f32(2, 3), f32(4), f32(4)), grad=(0,),
          domain=OURS, reference=lambda y, dy, x, dx: [y]),
     Case("MovedBuffer", (f32(2, 3), f32(2, 3)), domain=OURS, reference=lambda old, new: [old]),
+    Case("ModeChoice", (f32(2, 3), f32(2, 3)), domain=OURS, reference=lambda y, other: [y]),
 )  # fmt: skip
