@@ -199,3 +199,24 @@ def test_dropouts_keep_what_they_are_for(tmp_path: Path) -> None:
         mse[type(drop)] = trainer.step(x.numpy(), torch.zeros_like(x).numpy())
     assert mse[nn.AlphaDropout] == pytest.approx(1, abs=0.05)
     assert mse[nn.Dropout2d] == pytest.approx(1 / 0.7, abs=0.1)
+
+
+def test_values_are_taken_to_be_finite_where_a_module_checks_them(tmp_path: Path) -> None:
+    """As detectors like DETR do in training mode, and others in their asserts."""
+
+    class Checked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.head = nn.Linear(5, 4), nn.Linear(4, 2)
+
+        def forward(self, x: Any) -> Any:
+            h = self.layer(x)
+            if not torch.isfinite(h).all():
+                h = h.clamp(-1e38, 1e38)
+            assert h.isnan().sum() == 0
+            assert not (torch.isinf(h) | h.isnan()).any().item()
+            return self.head(torch.where(h.isfinite(), h, 0.0))  # a mask stays one
+
+    torch.manual_seed(0)
+    exported = export(Checked(), torch.randn(3, 5), tmp_path / "net.onnx", check_gradients=True)
+    assert exported.difference < 1e-5

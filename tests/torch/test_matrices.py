@@ -68,7 +68,7 @@ def test_determinants(tmp_path: Path) -> None:
 
 
 def test_the_determinant_of_a_singular_matrix_has_a_gradient() -> None:
-    """The matrix of its cofactors; torch's own is that of a matrix nearby."""
+    """The matrix of its cofactors; torch computes the gradient of a matrix nearby."""
     a = torch.randn(4, 4, dtype=torch.float64)
     a[:, 0] = 0
     given = a.clone().requires_grad_()

@@ -16,6 +16,7 @@ from typing import Any
 
 from engine.base.errors import UnsupportedOpError
 from engine.trainer.pytorch import matrices, packing, shorthand, special
+from engine.trainer.pytorch.checks import FiniteChecks
 
 
 def write_out_calls(torch: Any) -> Any:
@@ -26,12 +27,19 @@ def write_out_calls(torch: Any) -> Any:
             self, function: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
             given = dict(kwargs or {})
-            rule = _RULES.get(getattr(function, "__name__", ""))
-            if rule is None or getattr(function, "__module__", "").startswith("torch.ao"):
-                return function(*args, **given)
-            made = rule(torch, args, given)
-            return function(*args, **given) if made is None else made
+            name = getattr(function, "__name__", "")
+            if checks.is_answered(name, args):
+                return checks.answer(name, args)
+            rule, value = _RULES.get(name), checks.find_value(name, args)
+            if getattr(function, "__module__", "").startswith("torch.ao"):
+                rule = None
+            made = None if rule is None else rule(torch, args, given)
+            made = function(*args, **given) if made is None else made
+            if value is not None:
+                checks.keep(made, value)
+            return made
 
+    checks = FiniteChecks()
     return WrittenOut()
 
 

@@ -42,7 +42,7 @@ def _count_rows(a: Any, kind: str) -> int:
     if min(sizes) > MOST_ROWS:
         raise UnsupportedOpError(
             f"{kind}: a matrix has {sizes[0]} rows and {sizes[1]} columns; supported: up to "
-            f"{MOST_ROWS}, each of which is eliminated by nodes of its own"
+            f"{MOST_ROWS}, because each is eliminated by nodes of its own"
         )
     return int(min(sizes))
 
@@ -119,7 +119,7 @@ def _with_status(write: Rule, kind: str) -> Rule:
 def _solve_triangle(
     torch: Any, a: Any, b: Any, is_upper: bool, is_unit: bool = False, is_left: bool = True
 ) -> Any:
-    """Return X of A X = B or of X A = B, A a triangle, of which the other half is not read."""
+    """Return X of A X = B or of X A = B.  A is a triangle; its other half is not read."""
     n = _count_rows(a, "triangular solves")
     off = 1 if is_unit else 0
     a = a.triu(off) if is_upper else a.tril(-off)
@@ -239,7 +239,7 @@ def _write_log_determinant(torch: Any, args: Sequence[Any], kwargs: Mapping[str,
     return torch.where(sign < 0, torch.nan, size)
 
 
-def _reflect(torch: Any, a: Any) -> tuple[Any, Any]:
+def _compute_reflections(torch: Any, a: Any) -> tuple[Any, Any]:
     """Return Q [..., m, n] and R [..., n, n] of matrices [..., m, n], by Householder's reflections.
 
     Signs are LAPACK's: a column with zeros alone below the diagonal stays.
@@ -259,10 +259,10 @@ def _reflect(torch: Any, a: Any) -> tuple[Any, Any]:
 
 
 def _write_qr(torch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Return Q and R of A, of which a change dA changes Q by Q W + (1 - Q Q') dA B, R by (X - W) R.
+    """Return Q and R of A.  A change dA changes Q by Q W + (1 - Q Q') dA B, and R by (X - W) R.
 
-    B is the inverse of R, X = Q' dA B, and W is X below the diagonal and -X' above.  The columns of
-    a wide A that follow its first square are Q times those of R.
+    B is the inverse of R, X = Q' dA B, and W is X below the diagonal and -X' above.  Columns of
+    a wide A after its first square are Q times the same columns of R.
     """
     given = read_arguments("A mode", args, kwargs, mode="reduced")
     a = given["A"] if given["A"] is not None else given["input"]
@@ -271,7 +271,7 @@ def _write_qr(torch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any
         return None
     n = _count_rows(a, "QR factors")
     wide, a = a, a.narrow(-1, 0, n)
-    q, r = _reflect(torch, a.detach())
+    q, r = _compute_reflections(torch, a.detach())
     change = (a - a.detach()) @ _invert_triangle(torch, r, True)
     x = q.mT @ change
     w = x.tril(-1)

@@ -20,7 +20,7 @@ PREFIX = "evaluation/"  # of the names of values and nodes that only evaluation 
 
 
 def join_programs(program: Any, evaluated: Any, chosen: Mapping[str, str], kept: set[str]) -> None:
-    """Let outputs of a program be those of another in evaluation mode, in place.
+    """Let outputs of a program be the ones of another in evaluation mode, in place.
 
     evaluated: the program of the same module in evaluation mode, which is taken apart.
     chosen: the outputs that differ, as their names in both.

@@ -19,6 +19,7 @@ import numpy as np
 from engine.base.errors import EngineError, UnsupportedOpError
 from engine.kernels.vocabulary.op import OURS
 from engine.trainer.pytorch import autograd as torch_autograd
+from engine.trainer.pytorch.attention import read_no_masked_key
 from engine.trainer.pytorch.functions import write_out_calls
 from engine.trainer.pytorch.module_call import ModuleCall, tensors_of
 from engine.trainer.pytorch.packing import without_values
@@ -173,6 +174,7 @@ def program_of(
         ) from error
     graph = program.model.graph
     _let_drop(graph)
+    read_no_masked_key(graph)
     del graph.outputs[len(names) :]  # values of buffers and values with hooks
     if changed and module.training:
         _move_buffers(torch, module, call, program, changed)
