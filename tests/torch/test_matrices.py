@@ -14,7 +14,7 @@ from torch import nn
 from engine.errors import UnsupportedOpError
 from engine.trainer.pytorch import matrices
 from engine.trainer.pytorch.export import export
-from tests.torch.test_shorthand import Applied, export_as_in_torch
+from tests.torch.applied import Applied, export_as_in_torch
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 linalg = torch.linalg

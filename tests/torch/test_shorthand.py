@@ -14,29 +14,11 @@ from torch.nn import functional
 
 from engine.errors import UnsupportedOpError
 from engine.trainer.pytorch.export import export
+from tests.torch.applied import Applied, export_as_in_torch
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 
 INDICES = torch.tensor([[0, 2, 1], [3, 3, 0], [6, 1, 1]])
-
-
-class Applied(nn.Module):
-    """A module whose outputs are functions of the output of a linear layer."""
-
-    def __init__(self, width: int, functions: dict[str, Callable[..., Any]], **parts: Any) -> None:
-        super().__init__()
-        self.a, self.functions = nn.Linear(width, width), functions
-        self.parts = nn.ModuleDict(parts)
-
-    def forward(self, x: Any, *more: Any) -> Any:
-        y = self.a(x)
-        return {name: make(y, *more) for name, make in self.functions.items()}
-
-
-def export_as_in_torch(net: nn.Module, example: Any, folder: Path) -> None:
-    """`export` itself compares outputs and gradients with torch's."""
-    torch.manual_seed(0)
-    assert export(net, example, folder / "net.onnx", check_gradients=True).difference < 1e-5
 
 
 def test_adaptive_pools_of_windows_of_several_lengths(tmp_path: Path) -> None:
@@ -150,7 +132,7 @@ def test_what_torch_cannot_export_is_named_with_its_line(
 ) -> None:
     with pytest.raises(UnsupportedOpError, match=named) as caught:
         export(Applied(4, {"y": function}), torch.randn(3, 4), tmp_path / "net.onnx")
-    assert re.search(r"\(test_shorthand.py, line \d+\); ", str(caught.value))
+    assert re.search(r"\((applied|test_shorthand)\.py, line \d+\); ", str(caught.value))
 
 
 def test_elements_that_are_put_and_running_extremes(tmp_path: Path) -> None:
