@@ -52,16 +52,26 @@ def list_recipes(page: str) -> Iterator[Recipe]:
         yield Recipe(title, rest.partition("```python\n")[2].partition("```")[0])
 
 
-# --- torch's side: the loss of a module's output and the targets
+# --- torch's side: the loss of a module for a batch, which is its features by name and its targets
+
+
+def compute_own_loss(net: Any, features: Mapping[str, Any], labels: Any) -> Any:
+    """Return the loss that a model of transformers computes."""
+    return net(**features, labels=labels).loss
+
+
+def of_output(compute: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a loss that is a function of a module's output and the targets."""
+    return lambda net, features, *targets: compute(net(**features), *targets)
 
 
 def make_cross_entropy(**options: Any) -> Callable[..., Any]:
     def compute_loss(output: Any, labels: Any) -> Any:
         from torch.nn import functional
 
-        return functional.cross_entropy(getattr(output, "logits", output), labels, **options)
+        return functional.cross_entropy(output, labels, **options)
 
-    return compute_loss
+    return of_output(compute_loss)
 
 
 def compute_detector_loss(output: Any, classes: Any, places: Any, objects: Any) -> Any:
@@ -101,14 +111,14 @@ def compute_dice_loss(output: Any, masks: Any) -> Any:
 
 
 LOSSES: dict[str, Callable[..., Any]] = {
-    "Text classification with transformers": make_cross_entropy(),
-    "A causal language model with transformers": make_cross_entropy(ignore_index=-100),
+    "Text classification with transformers": compute_own_loss,
+    "A causal language model with transformers": compute_own_loss,
     "MobileNetV3 of timm, all layers": make_cross_entropy(label_smoothing=0.1),
     "ResNet-18 of torchvision, its head alone": make_cross_entropy(),
-    "A detector in the style of ultralytics": compute_detector_loss,
-    "Speech with CTC": compute_ctc_loss,
-    "Two towers, like CLIP": compute_contrast_loss,
-    "Segmentation with Dice": compute_dice_loss,
+    "A detector in the style of ultralytics": of_output(compute_detector_loss),
+    "Speech with CTC": of_output(compute_ctc_loss),
+    "Two towers, like CLIP": of_output(compute_contrast_loss),
+    "Segmentation with Dice": of_output(compute_dice_loss),
 }
 
 
@@ -142,17 +152,17 @@ def run(recipe: Recipe) -> Result:
     """Run a recipe, and compare what it gives with torch."""
     room: dict[str, Any] = {"__name__": "recipe"}
     exec(recipe.code, room)
-    module, trainer, batch = room["module"], room["trainer"], room["batch"]
-    count = len(trainer.features)
-    theirs = run_torch_steps(module, LOSSES[recipe.title], batch[:count], batch[count:])
+    module, trainer, given = room["module"], room["trainer"], room["batch"]
+    batch = [*given.values()] if isinstance(given, Mapping) else given
+    features = dict(zip(trainer.features, batch, strict=False))
+    theirs = run_torch_steps(module, LOSSES[recipe.title], features, batch[len(features) :])
     trainer.to_torch(module)
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "inference.onnx")
         trainer.export(path)
-        outputs = run_elsewhere(
-            path, dict(zip(trainer.features, batch, strict=False)), trainer.outputs
-        )
-    expected = compute_outputs(module, batch[:count])
+        arrays = {name: np.asarray(value) for name, value in features.items()}
+        outputs = run_elsewhere(path, arrays, trainer.outputs)
+    expected = compute_outputs(module, features, trainer.outputs)
     return Result(
         recipe.title,
         sum(p.data.size for _, p in trainer.state.parameters if p.requires_grad),
@@ -162,7 +172,10 @@ def run(recipe: Recipe) -> Result:
 
 
 def run_torch_steps(
-    module: Any, loss_of: Callable[..., Any], features: Any, targets: Any
+    module: Any,
+    loss_of: Callable[..., Any],
+    features: Mapping[str, Any],
+    targets: Sequence[Any],
 ) -> list[float]:
     """Return the losses of five steps of torch's AdamW on a copy of the module."""
     import torch
@@ -171,26 +184,25 @@ def run_torch_steps(
     if not net.training:
         net.train()
     optimizer = torch.optim.AdamW([p for p in net.parameters() if p.requires_grad], lr=1e-3)
-    inputs, truth = ([torch.from_numpy(np.array(x)) for x in part] for part in (features, targets))
     losses = []
     for _ in range(5):
         optimizer.zero_grad()
-        loss = loss_of(net(*inputs), *truth)
+        loss = loss_of(net, features, *targets)
         loss.backward()
         optimizer.step()
         losses.append(float(loss.detach()))
     return losses
 
 
-def compute_outputs(module: Any, features: Any) -> list[Array]:
-    """Return the outputs of the module in evaluation mode."""
+def compute_outputs(module: Any, features: Mapping[str, Any], names: Sequence[str]) -> list[Array]:
+    """Return outputs of the module in evaluation mode, by their names in the exported model."""
     import torch
 
     with torch.no_grad():
-        outputs = module.eval()(*(torch.from_numpy(np.array(x)) for x in features))
+        outputs = module.eval()(**features)
     if isinstance(outputs, torch.Tensor):
         return [outputs.numpy()]
-    return [x.numpy() for x in outputs.values()]
+    return [outputs[name].numpy() for name in names]
 
 
 def run_elsewhere(path: str, features: dict[str, Array], outputs: list[str]) -> list[Array]:

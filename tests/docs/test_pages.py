@@ -27,7 +27,7 @@ NOT_RUN = {
     "docs/everywhere.md": 4,
     "docs/federated.md": 5,
     "docs/federation-results.md": 1,
-    "docs/from-pytorch.md": 10,
+    "docs/from-pytorch.md": 11,
     "docs/go.md": 2,
     "docs/index.md": 1,
     "docs/install.md": 4,
