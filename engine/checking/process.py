@@ -17,19 +17,22 @@ from engine.base.element_types import ITEMSIZE
 from engine.plan.lending import list_lent_inputs
 from engine.plan.plan import Plan
 
-# Program that prints the peak of resident bytes of a process that is ready to train.
+# Program that prints the peak of resident bytes of a process that is ready to train.  Its arguments
+# are the names of the kernels, each of which is in a module that is imported when it is looked up,
+# and `--planning` if it makes plans.
 _START = """
 import sys
 import engine.trainer.trainer
 from engine.trainer.reports.process import measure_peak
 from engine.kernels.binaries import source
 from engine.kernels.ops.registry import list_templates
-list_templates()
+for name in sys.argv[1:]:
+    list_templates().get(name)
 for kernels in source.list_usable()[:1]:
     kernels.load()
     if kernels.compiles:
         import engine.kernels.binaries.load
-if sys.argv[1:]:
+if "--planning" in sys.argv:
     import engine.graphs.planner.planner
     import engine.graphs.offline.optimizers
     import engine.graphs.io.onnx_io
@@ -47,15 +50,16 @@ _PLANNED = 5000  # bytes of a step that planning leaves in memory, if plans are 
 
 
 @functools.cache
-def measure_base(*, planning: bool = False) -> int | None:
+def measure_base(kernels: tuple[str, ...] = (), *, planning: bool = False) -> int | None:
     """Return the bytes of a process that is ready to train and holds no model.
 
+    kernels: the names of the kernels that it knows.
     planning: whether it makes plans or finds them in the cache.
 
     Returns None if they cannot be measured: the system does not report the memory of processes, or
     no Python can be started.
     """
-    words = [sys.executable, "-c", _START, *(["planning"] if planning else [])]
+    words = [sys.executable, "-c", _START, *kernels, *(["--planning"] if planning else [])]
     if not sys.executable:
         return None
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -104,7 +108,8 @@ def list_parts(
 
     Returns None if `measure_base` does.
     """
-    begin = measure_base(planning=planning)
+    known = sorted({spec.template for plan in plans for spec in plan.specs})
+    begin = measure_base(tuple(known), planning=planning)
     if begin is None:
         return None
     steps = sum(len(plan.steps) for plan in plans)
