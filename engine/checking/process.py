@@ -18,7 +18,7 @@ from engine.plan.lending import list_lent_inputs
 from engine.plan.plan import Plan
 
 # Program that prints the peak of resident bytes of a process that is ready to train.  Its arguments
-# are the names of the kernels, each of which is in a module that is imported when it is looked up,
+# are the names of the kernels, whose modules are imported when they are looked up,
 # and `--planning` if it makes plans.
 _START = """
 import sys
