@@ -62,6 +62,18 @@ def check_steps(
         np.testing.assert_allclose(net.state_dict()[name], value, rtol=1e-5, atol=1e-6)
 
 
+def check_optimizer(net: nn.Module, make: Callable[[Any], Any], folder: Path) -> None:
+    """Compare steps of cross-entropy, with the optimizer that `make` makes for a module."""
+    x, twin = torch.randn(ROWS, 5), copy.deepcopy(net)
+    trainer = Trainer.from_torch(net, x, nn.CrossEntropyLoss(), make(net), folder=folder)
+    expected = compute_losses(twin, nn.CrossEntropyLoss(), make(twin), x, [LABELS])
+    values = [trainer.step(x.numpy(), LABELS.numpy()) for _ in range(STEPS)]
+    np.testing.assert_allclose(values, expected, rtol=1e-5)
+    trainer.to_torch(net)
+    for name, value in twin.state_dict().items():
+        np.testing.assert_allclose(net.state_dict()[name], value, rtol=1e-4, atol=1e-5)
+
+
 LABELS = torch.tensor([0, 3, 1, 2, 2, 0])
 SIGNS = torch.tensor([1.0, -1, -1, 1, 1, -1])
 REAL = torch.linspace(-1.5, 2, ROWS * 4).reshape(ROWS, 4)
@@ -203,15 +215,7 @@ def make_groups(net: Any) -> list[dict[str, Any]]:
     ],
 )
 def test_optimizers_are_torchs(tmp_path: Path, make: Callable[[Any], Any]) -> None:
-    net, x = make_net(), torch.randn(ROWS, 5)
-    twin = copy.deepcopy(net)
-    trainer = Trainer.from_torch(net, x, nn.CrossEntropyLoss(), make(net), folder=tmp_path)
-    expected = compute_losses(twin, nn.CrossEntropyLoss(), make(twin), x, [LABELS])
-    values = [trainer.step(x.numpy(), LABELS.numpy()) for _ in range(STEPS)]
-    np.testing.assert_allclose(values, expected, rtol=1e-5)
-    trainer.to_torch(net)
-    for name, value in twin.state_dict().items():
-        np.testing.assert_allclose(net.state_dict()[name], value, rtol=1e-4, atol=1e-5)
+    check_optimizer(make_net(), make, tmp_path)
 
 
 class Tied(nn.Module):
@@ -232,12 +236,7 @@ def test_a_tied_parameter_is_trained_in_its_group(tmp_path: Path) -> None:
         return torch.optim.AdamW([{"params": biases}, {"params": [net.b.weight], "lr": 0.05}])
 
     torch.manual_seed(3)
-    net, x = Tied(), torch.randn(ROWS, 5)
-    twin = copy.deepcopy(net)
-    trainer = Trainer.from_torch(net, x, nn.CrossEntropyLoss(), make(net), folder=tmp_path)
-    expected = compute_losses(twin, nn.CrossEntropyLoss(), make(twin), x, [LABELS])
-    values = [trainer.step(x.numpy(), LABELS.numpy()) for _ in range(STEPS)]
-    np.testing.assert_allclose(values, expected, rtol=1e-5)
+    check_optimizer(Tied(), make, tmp_path)
 
 
 def test_an_optimizer_that_has_done_steps_is_warned_of(tmp_path: Path) -> None:
