@@ -32,6 +32,7 @@ POLICY = {
     "kernels/ops/integer_products.py": "the types that operands of integer layers must have",
     "kernels/vector_ir/block_integers.py": "the types of operands in signatures of compiled code",
     "kernels/vector_ir/integer_dots.py": "the types of operands in signatures of compiled code",
+    "kernels/vector_ir/integer_windows.py": "the types of operands in signatures of compiled code",
     "kernels/vocabulary/instructions.py": "the types that each set of instructions computes with",
     "kernels/ops/movement.py": "the type as which an element is moved, by its bytes",
     "kernels/ops/quantization.py": "the types that ONNX's quantisation maps to",
