@@ -13,7 +13,7 @@ others have folded normalisations.  `learned`: scales are trained.
 
 `accuracy.resident` moves a float model to mirrored data by SGD at one rate: all layers in floats;
 or, after quantisation, the last layer in floats, or the last layers (--last) or all as integers in
-place.  `before` is the accuracy without it.
+place, with weights of 8 or 4 bits.  `before` is the accuracy without it.
 
 `accuracy.torchao` trains the same float model with roundings here and by torchao, which a Python of
 EDGEGRAD_BENCH_PEERS has.  torchao rounds linear layers alone, and has no moving ranges: activations
@@ -214,17 +214,24 @@ def move_model(
     task: Task, lesson: Lesson, folder: Path, seed: int, options: Namespace
 ) -> Iterator[tuple[str, Path]]:
     """Yield the model of a seed before and after each way of training it on a mirrored lesson."""
-    begun, integers, out = (folder / f"{name}.onnx" for name in ("begun", "integers", "moved"))
+    begun, out = (folder / f"{name}.onnx" for name in ("begun", "moved"))
     train_floats(task, lesson, begun, seed, options)
-    quantize(begun, lesson.x[:CALIBRATED], Quantization(threads=options.threads)).save(integers)
-    yield "before", integers
-    sparse = SparseUpdate(last=options.last, integers=True)
-    sides: dict[str, tuple[Path, dict[str, Any]]] = {
-        "float32, all": (begun, {}),
-        "int8, frozen but the head": (integers, {"train": "head"}),
-        "int8, sparse in place": (integers, {"update": sparse}),
-        "int8, all in place": (integers, {"update": SparseUpdate(layers=["*"], integers=True)}),
-    }
+    sides: dict[str, tuple[Path, dict[str, Any]]] = {"float32, all": (begun, {})}
+    kinds = {"int8": Quantization(threads=options.threads)}
+    kinds["int4"] = replace(kinds["int8"], weight_bits=4)
+    for kind, how in kinds.items():
+        integers = folder / f"{kind}.onnx"
+        quantize(begun, lesson.x[:CALIBRATED], how).save(integers)
+        yield f"{kind}, before", integers
+        sparse = SparseUpdate(last=options.last, integers=True)
+        sides |= {
+            f"{kind}, frozen but the head": (integers, {"train": "head"}),
+            f"{kind}, sparse in place": (integers, {"update": sparse}),
+            f"{kind}, all in place": (
+                integers,
+                {"update": SparseUpdate(layers=["*"], integers=True)},
+            ),
+        }
     moved = mirror(lesson)
     x, y = moved.x[: options.samples], moved.y[: options.samples, 0]
     for side, (model, given) in sides.items():

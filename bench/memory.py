@@ -36,7 +36,7 @@ from engine.graphs.io import onnx_io
 from engine.graphs.offline.head import unfreeze_head
 from engine.graphs.offline.integer_training import list_resident
 from engine.graphs.offline.parameters import list_parameters
-from engine.quantization import quantize
+from engine.quantization import Quantization, quantize
 from engine.system.config import switch
 from engine.tools.benchmark.workload import write_artifacts
 from engine.tools.benchmark.workloads import USUAL, WORKLOADS
@@ -122,16 +122,21 @@ def write_sides(name: str, folder: Path, size: int, last: int) -> None:
     work = WORKLOADS[name]
     x, y = work.batch(size)
     forward = onnx_io.to_bytes(work.build())
-    integers, head = (quantize(forward, x).graph for _ in range(2))
-    trained = unfreeze_head(head)
     sparse = SparseUpdate(last=last)
+    in_place = replace(sparse, integers=True)
     sides: dict[str, tuple[bytes, list[str], SparseUpdate | None]] = {
         "float32, all": (forward, list_parameters(onnx_io.load(forward)), None),
         "float32, sparse": (forward, [], sparse),
-        "int8, frozen but the head": (onnx_io.to_bytes(head), trained, None),
-        "int8, sparse in place": (onnx_io.to_bytes(integers), [], replace(sparse, integers=True)),
-        "int8, all in place": (onnx_io.to_bytes(integers), list_resident(integers), None),
     }
+    int8 = quantize(forward, x)
+    for kind, made in (("int8", int8), ("int4", quantize(forward, x, Quantization(weight_bits=4)))):
+        model = made.to_bytes()
+        sides |= {
+            f"{kind}, sparse in place": (model, [], in_place),
+            f"{kind}, all in place": (model, list_resident(onnx_io.load(model)), None),
+        }
+    trained = unfreeze_head(int8.graph)
+    sides["int8, frozen but the head"] = onnx_io.to_bytes(int8.graph), trained, None
     for side, (model, names, update) in sides.items():
         generate_artifacts(
             model, names, loss=LossType.CrossEntropyLoss, optimizer=SGD(),

@@ -234,7 +234,7 @@ def _make_optimizer_graph(method: OptimizerSpec | Block, made: Artifacts) -> Gra
     """Return the graph of the optimizer model, of the training model's opset."""
     from engine.graphs.io import messages, onnx_io
     from engine.graphs.ir.graph import Graph
-    from engine.graphs.offline import optimizers
+    from engine.graphs.offline import integer_training, optimizers
     from engine.graphs.passes.infer import infer
 
     opset = made.training.opsets[""]
@@ -243,6 +243,7 @@ def _make_optimizer_graph(method: OptimizerSpec | Block, made: Artifacts) -> Gra
     if isinstance(method, OptimizerSpec):
         graph = method.build(opset, kinds)
         arguments.expect("the optimizer's graph", graph, Graph)
+        integer_training.refuse_decay(made.training, graph)
         return graph
     tensors = [
         [messages.make_tensor(name, array) for name, array in part.items()]

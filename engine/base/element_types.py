@@ -87,6 +87,7 @@ REALS = (*FLOATS, *HALVES)  # every type of fractions
 INTEGERS = tuple(t.name for t in _ROWS if t.kind in ("int", "unsigned"))
 UNSIGNED = tuple(t.name for t in _ROWS if t.kind == "unsigned")
 TRAINED_INTEGERS = ("i32", "i8", "u8")  # that training changes in place, where they stand for reals
+PAIRED = ("i8", "u8")  # whose bytes may hold two integers of 4 bits
 
 
 # ONNX's names of the types that models may not have, by number (TensorProto.DataType):

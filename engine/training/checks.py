@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from engine.base.element_types import NUMPY, SUPPORTED, find_gradient_type
+from engine.base.element_types import NUMPY, PAIRED, SUPPORTED, find_gradient_type
 from engine.base.errors import DTypeError, ModelError, ShapeError, suggest_nearest
 from engine.training.bound_model import BoundModel
 from engine.training.model_file import BUFFER, RESET
@@ -29,6 +29,9 @@ def check(model: BoundModel, slots: Mapping[str, Slot]) -> None:
                 f"trainable parameter of the checkpoint{suggest_nearest(owner, known)}"
             )
         gradient = replace(slots[owner], dtype=find_gradient_type(slots[owner].dtype))
+        shape = model.interface.inputs[name].shape
+        if slots[owner].dtype in PAIRED and shape == _widen_pairs(slots[owner].shape):
+            gradient = replace(gradient, shape=_widen_pairs(slots[owner].shape))
         _check_type(model, name, owner, gradient)
     fixed = sorted(slots.keys() & set(model.interface.constants))
     if fixed:
@@ -42,6 +45,11 @@ def check(model: BoundModel, slots: Mapping[str, Slot]) -> None:
             raise DTypeError(
                 f"the {model.what} has the input {name!r} of {dtype}; supported: {SUPPORTED}"
             )
+
+
+def _widen_pairs(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of the gradient of integers of 4 bits, two in each byte."""
+    return (*shape[:-1], 2 * shape[-1]) if shape else shape
 
 
 def _check_type(model: BoundModel, name: str, owner: str, slot: Slot) -> None:

@@ -129,6 +129,7 @@ class MessageReader:
             if known is not None:
                 out.types[v.name] = known
         kinds = {t.name: t.data_type for t in proto.initializer if t.data_type in PACKED}
+        out.nibbles = frozenset(kinds)
         pack_tables(out, kinds)
         packed = list(kinds)
         packed += [n.output[0] for n in proto.node for a in n.attribute if a.t.data_type in PACKED]

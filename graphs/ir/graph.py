@@ -138,6 +138,7 @@ class Graph:
         list them.
     sized: initializers on whose values no code may depend, since they depend on sizes of inputs or
         are different in every layer.
+    nibbles: initializers that the file has with 4 bits per element.
     external: for each initializer that was read from another file, the path from the model's
         folder, the offset and the size in bytes.
     targets: the inputs that losses have added, by their usual names.
@@ -161,6 +162,7 @@ class Graph:
     parameters: tuple[str, ...] = ()
     buffers: tuple[str, ...] = ()
     sized: set[str] = field(default_factory=set)
+    nibbles: frozenset[str] = frozenset()
     external: tuple[tuple[str, int, int], ...] = ()
     targets: dict[str, str] = field(default_factory=dict)
 
@@ -203,6 +205,7 @@ class Graph:
             self.parameters,
             self.buffers,
             set(self.sized),
+            self.nibbles,
             self.external,
             dict(self.targets),
         )

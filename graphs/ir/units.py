@@ -11,7 +11,7 @@ from collections.abc import Container, Iterator, Mapping
 from engine.base.aliases import Array
 from engine.base.element_types import OF_ONNX, REALS
 from engine.graphs.ir.graph import Graph, Node, Subgraph, find_type
-from engine.graphs.ir.sites import find_product, make_site
+from engine.graphs.ir.sites import find_product, is_dequantiser, make_site
 from engine.kernels.ops.registry import list_ops
 from engine.kernels.vocabulary.facts import Factors, Scaling
 from engine.kernels.vocabulary.op import Op, TensorType
@@ -95,11 +95,13 @@ def _take_halves_for_floats(graph: Graph, types: Mapping[str, TensorType]) -> di
     """Return types with float32 instead of float16 if a graph computes in float16.
 
     Planning does the same, and rules know float32.  A graph computes in float16 if something else
-    than a scale has this type, or all its floats have.
+    than a scale has this type, or all its floats have, or a scale with which a node makes floats of
+    integers, which then have this type.
     """
     scales = {
         node.inputs[row.scale]
         for node in graph.nodes
+        if not is_dequantiser(node)
         for each in getattr(list_ops().get((node.domain, node.op)), "units", ())
         for row in each.list_all(len(node.inputs))
         if row.scale is not None and row.scale < len(node.inputs)

@@ -21,10 +21,12 @@ from engine.graphs.offline.integer_weights import is_rounded, is_rounded_to_nibb
 from engine.graphs.offline.lora import keep_note
 from engine.graphs.offline.nibbles import NIBBLE_OPSET, store_nibbles
 from engine.graphs.offline.normalize import set_inference_mode
+from engine.graphs.offline.packed_weights import unpack_weights
 from engine.graphs.offline.precision import narrow_graph
 from engine.graphs.offline.sparse import join_parts
 from engine.graphs.offline.ties import untie
 from engine.graphs.passes.infer import infer
+from engine.graphs.passes.quantised import PACKED_WEIGHTS
 from engine.kernels.ops.registry import list_ops
 from engine.kernels.vocabulary.op import OURS
 from engine.system.files import NOTE
@@ -63,6 +65,7 @@ def make_inference_model(
     graph = set_inference_mode(select(source, output_names))
     graph.metadata = {k: text for k, text in graph.metadata.items() if not k.startswith(NOTE)}
     _embed(graph, parameters)
+    unpack_weights(graph)
     join_parts(graph)
     if tied_apart:
         untie(graph)
@@ -208,7 +211,9 @@ def _refuse_training_ops(graph: Graph) -> None:
     operators = [
         f"{n.op} {n.name!r}"
         for n in graph.nodes
-        if (op := list_ops().get((n.domain, n.op))) and (n.domain == OURS or op.is_for_training)
+        if (op := list_ops().get((n.domain, n.op)))
+        and (n.domain == OURS or op.is_for_training)
+        and (n.domain, n.op) != PACKED_WEIGHTS  # of parameters without values, for plans
     ]
     if operators:
         raise UnsupportedOpError(

@@ -23,6 +23,7 @@ from engine.graphs.io import reference
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.ir.sites import find_product, find_units, is_dequantiser, is_quantiser
 from engine.graphs.offline.integer_layers import IntegerLayers, is_expanded
+from engine.graphs.offline.packed_weights import write_product_in_floats
 from engine.graphs.passes.expand import expand_first
 from engine.graphs.passes.simplify import prune
 from engine.kernels.vocabulary.facts import CONV, GEMM, MATMUL, Factors
@@ -80,6 +81,8 @@ class _Head:
             if expand_integers(self.graph, node):
                 return True
             product = find_product(node)
+            if product is not None and product.factors is Factors.PACKED:
+                return write_product_in_floats(self.graph, node)
             if product is not None and product.factors is Factors.STATIC:
                 return IntegerLayers(self.graph).write_rounded(node, product)
             if not node.domain and product in (MATMUL, GEMM, CONV):

@@ -13,7 +13,7 @@ from engine.graphs.ir.graph import Graph, Node, Subgraph
 from engine.graphs.ir.sites import find_units, is_dequantiser
 from engine.graphs.ir.units import list_scales_of_sums
 from engine.graphs.offline.integer_layers import write_layers
-from engine.graphs.offline.integer_training import list_resident
+from engine.graphs.offline.integer_training import list_resident, list_units
 from engine.graphs.offline.integer_weights import is_rounded
 from engine.graphs.offline.lora import note_of
 from engine.graphs.offline.precision import tell
@@ -106,7 +106,10 @@ def match_parameters(graph: Graph, patterns: Sequence[str], *, integers: bool = 
         NameNotFoundError: a pattern matches nothing.
     """
     known, chosen, paths = list_parameters(graph), set[str](), Paths.of(graph.metadata)
-    known += list_resident(graph) if integers else []
+    if integers:
+        trained = list_resident(graph)
+        units = list_units(graph, trained)  # constant while their integers move
+        known = [*(name for name in known if name not in units), *trained]
     in_front = [] if note_of(graph) is not None else _list_in_front(graph)
     for pattern in arguments.check_names("parameters to train", patterns):
         wanted = pattern.removeprefix("!")

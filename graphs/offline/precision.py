@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 import numpy as np
 
 from engine.base.errors import DTypeError, ModelWarning, join_names, warn_user
-from engine.graphs.ir.graph import Graph
+from engine.graphs.ir.graph import Graph, Names
 from engine.graphs.ir.sites import find_product, is_dequantiser, is_reversible_move
 from engine.graphs.passes.half import (
     cast_ends,
@@ -29,8 +29,9 @@ from engine.system.files import BFLOATS, NOTE
 
 # Metadata of a model that has weights of 16-bit floats: what is float32 in it, and their type.
 _SINGLE, _HALF = NOTE + "single", NOTE + "half"
+_HALVES = NOTE + "halves"  # its constants of these
 _INSIDE = NOTE + "inside"  # only its inputs and outputs become 16-bit floats again
-_OWN = {_SINGLE, _HALF, _INSIDE}
+_OWN = {_SINGLE, _HALF, _HALVES, _INSIDE}
 _NAMES = {"f16": "float16", "bf16": "bfloat16"}
 _LARGEST = {"f16": 65504.0, "bf16": (2 - 2.0**-7) * 2.0**127}
 _KINDS = {Factors.DYNAMIC: "dynamically quantised", Factors.STATIC: "statically quantised"}
@@ -114,11 +115,14 @@ def widen_graph(graph: Graph) -> Graph:
             raise DTypeError("the model has both float16 and bfloat16; supported: one of them")
         graph.metadata[_HALF] = "bf16"
         graph.metadata[_SINGLE] = json.dumps(sorted({*_list_single(graph)} - bfloats))
+        graph.metadata[_HALVES] = json.dumps(sorted(bfloats & {*graph.initializers}))
         return graph
     if not has_halves(graph):
         return graph
     graph.metadata[_HALF] = "f16"
     graph.metadata[_SINGLE] = json.dumps(sorted(_list_single(graph)))
+    halves = (n for n, a in graph.initializers.items() if a.dtype == np.float16)
+    graph.metadata[_HALVES] = json.dumps(sorted(halves))
     graph.inputs = {
         n: t.but(dtype="f32") if t.dtype == "f16" else t for n, t in graph.inputs.items()
     }
@@ -138,7 +142,8 @@ def narrow_graph(graph: Graph, source: Graph) -> Graph:
     in place.
 
     A graph stays float32, and a warning says so, if their type cannot hold a parameter.  After
-    `keep_inside` only inputs and outputs change.
+    `keep_inside` only inputs and outputs change.  New constants, such as adapters, stay float32
+    where they meet float32 alone: a file may have float16 in some places, such as scales.
 
     source: the evaluation graph, which knows what `widen_graph` has found.
 
@@ -149,12 +154,16 @@ def narrow_graph(graph: Graph, source: Graph) -> Graph:
         return graph
     single, half = set(json.loads(source.metadata[_SINGLE])), source.metadata.get(_HALF, "f16")
     only_ends = _INSIDE in source.metadata
+    # Artifacts of earlier versions do not list them: there, all constants that are not single are.
+    known = source.metadata.get(_HALVES)
+    halves = {*graph.initializers} if known is None else {*json.loads(known)}
     graph.metadata = {k: t for k, t in graph.metadata.items() if k not in _OWN}
     if only_ends:
         inputs = [n for n, t in graph.inputs.items() if t.dtype == "f32" and n not in single]
         made = [n for n in graph.outputs if graph.types[n].dtype == "f32" and n not in single]
         _narrow_ends(graph, single, half)
         return cast_ends(graph, half, inputs, made)
+    single |= _find_beside_singles(graph, single, halves)
     chosen = {n for n, a in graph.initializers.items() if a.dtype == np.float32} - single
     for name in sorted(chosen):
         most = np.abs(graph.initializers[name]).max(initial=0)
@@ -172,6 +181,47 @@ def narrow_graph(graph: Graph, source: Graph) -> Graph:
             node.attrs = {k: convert_attribute(k, v, "f32", half) for k, v in node.attrs.items()}
     _narrow_ends(graph, single, half)
     return graph
+
+
+def _find_beside_singles(
+    graph: Graph, single: Collection[str], halves: Collection[str]
+) -> set[str]:
+    """Return the constants that the file does not have and that are read beside float32 alone, and
+    the outputs that are made of it.
+
+    If nodes of both types read a new constant, the ones of the second type get a copy, in place.
+
+    single, halves: the names in the file that are float32, and its constants of 16 bits.
+    """
+    kinds = {name: name in single for name, t in graph.inputs.items() if t.dtype == "f32"}
+    floats = {name for name, array in graph.initializers.items() if array.dtype == np.float32}
+    kinds |= {name: name in single for name in floats if name in single or name in halves}
+    new, names = floats - kinds.keys(), Names(graph)
+    roots = {name: name for name in new}  # of new constants, also of what is made of them alone
+    copies: dict[str, str] = {}
+    for node in graph.nodes:
+        read = node.inputs[1:2] if is_dequantiser(node) else node.inputs
+        known = {kinds[name] for name in read if name in kinds and name not in new}
+        mine = [roots[name] for name in read if name in roots]
+        if known:
+            is_single = known == {True}
+            kinds |= {name: is_single for name in mine if name not in kinds}
+            for name in [n for n in node.inputs if n in new and kinds[n] != is_single]:
+                if name not in copies:
+                    made = graph.add_constant(f"{name}_copy", graph.initializers[name], names)
+                    copies[name] = made
+                    kinds[made] = is_single
+                node.inputs = tuple(copies.get(i, i) if i == name else i for i in node.inputs)
+        elif mine and mine[0] in kinds:
+            known = {kinds[mine[0]]}
+        elif mine:
+            roots |= dict.fromkeys(node.outputs, mine[0])
+        attrs = node.attrs.items()
+        if any(convert_attribute(k, v, "f32", "f16") is not v for k, v in attrs):
+            known = {node.outputs[0] in single}
+        if known:
+            kinds |= dict.fromkeys(node.outputs, known == {True})
+    return {name for name in (*new, *copies.values(), *graph.outputs) if kinds.get(name)}
 
 
 def _narrow_ends(graph: Graph, single: Collection[str], half: str) -> None:

@@ -46,7 +46,7 @@ from engine.base.errors import (
 from engine.base.sparse_update import SparseUpdate
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.ir.sites import find_product, is_dequantiser
-from engine.graphs.offline.integer_training import list_resident
+from engine.graphs.offline.integer_training import list_resident, list_units
 from engine.graphs.offline.normalize import name_nodes, turn_into_inputs
 from engine.graphs.offline.parameters import list_parameters
 from engine.graphs.passes.batchnorm import list_batch_norms, list_folded_norms
@@ -148,7 +148,8 @@ def choose_and_split(
     known = candidates or [n for n in list_parameters(graph) if n not in {*frozen}]
     if update.integers and not candidates:
         integers = {*list_resident(graph)}.difference(frozen)
-        known = [n for n in graph.initializers if n in integers.union(known)]
+        chosen_from = integers.union(known) - list_units(graph, integers)
+        known = [n for n in graph.initializers if n in chosen_from]
     lost = [name for name in known if name not in graph.initializers]
     if lost:
         raise NameNotFoundError(

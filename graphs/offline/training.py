@@ -19,7 +19,7 @@ from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.offline.buffers import list_moved, move_buffers, move_last
 from engine.graphs.offline.differentiate import differentiate, find_dependent
 from engine.graphs.offline.integer_layers import write_layers
-from engine.graphs.offline.integer_training import find_resident, scale_gradient
+from engine.graphs.offline.integer_training import find_resident, list_units, scale_gradient
 from engine.graphs.offline.modes import EvaluationPart
 from engine.graphs.offline.normalize import (
     name_nodes,
@@ -28,6 +28,7 @@ from engine.graphs.offline.normalize import (
     set_inference_mode,
     turn_into_inputs,
 )
+from engine.graphs.offline.packed_weights import pack_weights, read_packed_products
 from engine.graphs.offline.proximal import hold, make_anchors
 from engine.graphs.offline.quantize import list_tracked, track_ranges
 from engine.graphs.passes.batchnorm import choose_trained, give_own_statistics, set_training_form
@@ -143,13 +144,16 @@ def make_artifacts(
     tracked, moved = ([], []) if is_still else (list_tracked(forward), list_moved(forward))
     held = [*(node.inputs[1] for node in tracked), *(node.inputs[0] for node in moved)]
     choice = _with_statistics(forward, choice, [*give_own_statistics(forward, moving), *held])
+    units = list_units(forward, choice.trainable)
+    choice = replace(choice, frozen=tuple(n for n in choice.frozen if n not in units))
+    pack_weights(forward, choice.trainable)
     parameters = turn_into_inputs(forward, (*choice.trainable, *choice.frozen))
     for name in (*choice.trainable, *choice.inputs):
         t = forward.inputs[name]
         if t.dtype not in (*FLOATS, *TRAINED_INTEGERS):
             raise DTypeError(
                 f"requires_grad: {name!r} is {t}; supported: f32, f64, and i8, u8 and i32 that "
-                "DequantizeLinear reads"
+                "DequantizeLinear or MatMulNBits reads"
             )
     infer(forward)
     before, outputs = set(forward.list_values()), [*forward.outputs]
@@ -169,6 +173,8 @@ def make_artifacts(
     infer(name_nodes(forward))  # again, for the loss
     evaluation = set_inference_mode(evaluated.join(forward))  # with the original ops, before fusion
     _let_gradients_through(forward, choice)
+    if read_packed_products(forward, choice.trainable):
+        name_nodes(forward)
     track_ranges(set_training_form(forward, moving), list_tracked(forward) if tracked else [])
     move_buffers(forward, list_moved(forward) if moved else [])
     fuse_patterns(forward, infer(forward))
@@ -289,6 +295,9 @@ def _append_gradients(
     gradients |= {name: scale_gradient(graph, each, gradients) for name, each in resident.items()}
     for name in names:
         buffer = types[name].but(dtype=find_gradient_type(types[name].dtype))
+        packed = resident[name].packed if name in resident else None
+        if packed is not None:
+            buffer = buffer.but(packed.gradient)
         graph.inputs[f"{name}_grad.accumulation.buffer"] = buffer
     graph.inputs[RESET] = TensorType("b1", (1,))
     titles = Names(graph)

@@ -14,10 +14,11 @@ from engine.kernels.vocabulary.op import MS, OURS
 from engine.kernels.vocabulary.sizes import make_array
 
 _PRODUCT, _CONV, _GATHER = (f"{OURS}::Quantized{name}" for name in ("MatMul", "Conv", "Gather"))
+PACKED_WEIGHTS = OURS, "DequantizePacked"
 MAY_ADD = add_by_table(
     {
-        f"{domain}DequantizeLinear {reader}": made
-        for domain in ("", f"{MS}::")
+        f"{maker} {reader}": made
+        for maker in ("DequantizeLinear", f"{MS}::DequantizeLinear", f"{OURS}::DequantizePacked")
         for reader, made in (
             ("MatMul", _PRODUCT),
             (f"{MS}::FusedMatMul", f"{_PRODUCT} Mul"),
@@ -70,6 +71,8 @@ class _Reading:
         """Keep a node, or replace it."""
         if is_dequantiser(node):
             self.note(node)
+        elif (node.domain, node.op) == PACKED_WEIGHTS:
+            self.note_packed(node)
         elif (node.domain, node.op) == ("", "Transpose") and self.is_matrix(node.inputs[0]):
             ins, attrs, is_transposed = self.weights[node.inputs[0]]
             self.weights[node.outputs[0]] = ins, attrs, not is_transposed
@@ -110,6 +113,14 @@ class _Reading:
             "block_columns": block[1],
         }
         self.weights[node.outputs[0]] = tuple(node.inputs), attrs, False
+
+    def note_packed(self, node: Node) -> None:
+        """Note weights with several integers in a byte."""
+        shape = node.attrs["shape"]
+        if node.inputs[0] not in self.produced and len(shape) > 1 and set(shape[2:]) <= {1}:
+            own = ("shape", "axis", "block_size")
+            attrs = {k: v for k, v in node.attrs.items() if k not in own}
+            self.weights[node.outputs[0]] = tuple(node.inputs), attrs, False
 
     def read_node(self, node: Node) -> list[Node] | None:
         """Return nodes that read quantised weights, to replace a node; None if the node stays."""

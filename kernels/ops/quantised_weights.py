@@ -68,10 +68,11 @@ def _find_block(site: Site) -> tuple[int, int]:
     return int(site.attrs["block_rows"]) or rows, int(site.attrs["block_columns"]) or columns
 
 
-def _check_matrix(site: Site, T: str) -> None:
+def _check_matrix(site: Site, T: str, at: int = 1) -> None:
     """Refuse a matrix whose tensors do not fit the attributes.
 
     T: the element type that scales and float zero points must have.
+    at: the input with the integers; their scales and zero points follow.
     """
     attrs = site.attrs
     rows, columns, bits = int(attrs["rows"]), int(attrs["columns"]), int(attrs["bits"])
@@ -85,21 +86,21 @@ def _check_matrix(site: Site, T: str) -> None:
     stride = int(attrs["stride"]) or columns
     if stride < columns:
         site.wrong(f"stride is {stride}; expected {columns} or more, the integers of a row")
-    q = site.type(1)
+    q = site.type(at)
     if q.dtype not in PACKED:
-        site.fail(f"input 1 is {q}", ", ".join(PACKED))
-    _check_room(site, 1, ((rows - 1) * stride + columns) * bits)
+        site.fail(f"input {at} is {q}", ", ".join(PACKED))
+    _check_room(site, at, ((rows - 1) * stride + columns) * bits)
     high, wide = (-(-n // b) for n, b in zip((rows, columns), _find_block(site), strict=True))
-    if site.type(2).dtype != T or site.type(2).size != high * wide:
-        site.fail(f"scales are {site.type(2)}", f"{high * wide} of {T}")
-    if not site.has(3):
+    if site.type(at + 1).dtype != T or site.type(at + 1).size != high * wide:
+        site.fail(f"scales are {site.type(at + 1)}", f"{high * wide} of {T}")
+    if not site.has(at + 2):
         return
     # Integers narrower than a byte: a tensor has room if its bytes have as many bits.
     zero_stride = int(attrs["zero_stride"]) or wide
-    if site.type(3).dtype in PACKED:
-        _check_room(site, 3, ((high - 1) * zero_stride + wide) * int(attrs["zero_bits"]))
-    elif site.type(3).dtype != T or site.type(3).size != high * wide:
-        site.fail(f"zero points are {site.type(3)}", f"{high * wide} of {T}, or integers")
+    if site.type(at + 2).dtype in PACKED:
+        _check_room(site, at + 2, ((high - 1) * zero_stride + wide) * int(attrs["zero_bits"]))
+    elif site.type(at + 2).dtype != T or site.type(at + 2).size != high * wide:
+        site.fail(f"zero points are {site.type(at + 2)}", f"{high * wide} of {T}, or integers")
 
 
 def _check_room(site: Site, i: int, bits: int) -> None:
@@ -214,10 +215,33 @@ def _gather_lower(lowering: Lowering) -> None:
     lower_quantised_rows(lowering, _read_matrix(lowering), wide_index(lowering, 0), lowering.y(0))
 
 
+# --- weights as floats, where no product or gather takes them as they are
+
+
+def _packed_infer(site: Site) -> tuple[TensorType, ...]:
+    T = site.real(1).dtype
+    shape = tuple(int(d) for d in site.attrs["shape"])
+    if math.prod(shape) != int(site.attrs["rows"]) * int(site.attrs["columns"]):
+        rows, columns = site.attrs["rows"], site.attrs["columns"]
+        site.wrong(f"shape is {list(shape)}, but the matrix is {rows} x {columns}")
+    _check_matrix(site, T, at=0)
+    return (TensorType(T, shape),)
+
+
+def _packed_expand(nodes: Nodes) -> tuple[str, ...]:
+    site = nodes.site
+    names = {*_ATTRS, *_NEEDS}
+    attrs = {name: value for name, value in site.attrs.items() if name in names}
+    every = nodes.const(list(range(int(site.attrs["rows"]))), "i64")
+    ins = [nodes.x(i) for i in range(2 + site.has(2))]
+    rows = nodes.op("QuantizedGather", every, *ins, domain=OURS, **attrs)
+    return (nodes.op("Reshape", rows, nodes.const(list(site.attrs["shape"]), "i64")),)
+
+
 # --- MatMulNBits
 
 
-def _read_nbits(site: Site) -> dict[str, Any]:
+def read_nbits(site: Site) -> dict[str, Any]:
     """Return the matrix W[N, K] of a MatMulNBits, whose rows end in whole blocks."""
     rows, k, bits, block = (int(site.attrs[x]) for x in ("N", "K", "bits", "block_size"))
     blocks = -(-k // block)
@@ -266,7 +290,7 @@ def _nbits_infer(site: Site) -> tuple[TensorType, ...]:
 def _nbits_product(nodes: Nodes, a: str, trans: int, bias: str = "", rounds: int = 0) -> str:
     """Return the product of a value with W, or with W^T where `trans`."""
     ins = [nodes.x(i) if nodes.site.has(i) else "" for i in (1, 2, 3)]
-    attrs = {**_read_nbits(nodes.site), "trans": trans, "rounds": rounds}
+    attrs = {**read_nbits(nodes.site), "trans": trans, "rounds": rounds}
     return str(nodes.op("QuantizedMatMul", a, *ins, bias, domain=OURS, **attrs))
 
 
@@ -320,7 +344,7 @@ def _nbits_levels(grad: Grad) -> str:
     zeros = grad.x(3) if site.has(3) else ""
     every = grad.const(list(range(n)), "i64")
     return str(
-        grad.op("QuantizedGather", every, grad.x(1), ones, zeros, domain=OURS, **_read_nbits(site))
+        grad.op("QuantizedGather", every, grad.x(1), ones, zeros, domain=OURS, **read_nbits(site))
     )
 
 
@@ -424,6 +448,18 @@ OPS = (
         calls=(quantised_rows, *MAP_KERNELS),
         samples=Samples.FIRST_AXIS,
         no_gradient=frozenset(range(4)),
+    ),
+    Op(
+        name="DequantizePacked",
+        domain=OURS,
+        inputs=(2, 3),
+        outputs=1,
+        needs={**_NEEDS, "shape": "ints"},
+        attrs={**_ATTRS, "axis": 1, "block_size": 0},  # the last two are those in a file
+        infer=_packed_infer,
+        expand=_packed_expand,
+        becomes=f"Reshape {OURS}::QuantizedGather",
+        no_gradient=frozenset(range(3)),
     ),
     Op(
         name="MatMulNBits",

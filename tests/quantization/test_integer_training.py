@@ -24,56 +24,28 @@ from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.offline.integer_training import list_resident
 from engine.kernels.vocabulary.expression import philox
 from engine.kernels.vocabulary.op import OURS, TensorType
-from engine.models.catalog import find_architecture
-from engine.models.named_model import make
 from engine.quantization import quantize
 from engine.tools import cli
 from engine.tools.trimmed.targets import resolve
 from engine.trainer.trainer import Trainer
 from tests.support.builds import load, needs_cc
 from tests.support.harness import run
-
-SHAPE, CLASSES = (1, 20, 16), 4
-ALL = SparseUpdate(layers=["*"], integers=True)
-
-
-def make_data(count: int = 96, seed: int = 0, shift: int = 0) -> tuple[Array, Array]:
-    """Pictures of noise in which one of four bands is brighter; labels are moved by `shift`."""
-    rng = np.random.default_rng(seed)
-    labels = rng.integers(0, CLASSES, count)
-    x = rng.standard_normal((count, *SHAPE)).astype(np.float32)
-    for k, label in enumerate(labels):
-        x[k, 0, 5 * label : 5 * label + 5] += 1.2
-    return x, ((labels + shift) % CLASSES).astype(np.int64)
+from tests.support.resident_integers import (
+    begin,
+    fit,
+    make_data,
+    measure_accuracy,
+    train_network,
+)
 
 
 @pytest.fixture(scope="module")
 def int8(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small network with depthwise convolutions that was trained in floats, as int8."""
     folder = tmp_path_factory.mktemp("int8")
-    graph = make(find_architecture("ds_cnn"), classes=CLASSES, input_shape=SHAPE, seed=0).graph
-    trainer = Trainer.from_onnx(
-        onnx_io.to_bytes(graph), "cross_entropy", AdamW(lr=5e-3), threads=1, seed=0
-    )
-    trainer.fit(make_data(), epochs=20, progress=False)
-    trainer.export(folder / "float.onnx")
+    train_network(folder / "float.onnx")
     quantize(folder / "float.onnx", make_data()[0]).save(folder / "int8.onnx")
     return folder / "int8.onnx"
-
-
-def begin(model: Path | bytes, optimizer: Any = None, **options: Any) -> Trainer:
-    chosen = optimizer or SGD(lr=0.05)
-    options.setdefault("update", ALL)
-    return Trainer.from_onnx(model, "cross_entropy", chosen, threads=1, seed=0, **options)
-
-
-def fit(trainer: Trainer, epochs: int) -> None:
-    x, y = make_data(192, seed=1, shift=1)
-    trainer.fit((x, y), epochs=epochs, batch_size=16, progress=False)
-
-
-def measure_accuracy(trainer: Trainer, x: Array, y: Array) -> float:
-    return float(np.mean(np.asarray(trainer.predict(x)).argmax(1) == y))
 
 
 def run_peer(path: Path, x: Array) -> Array:

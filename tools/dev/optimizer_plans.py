@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from engine.base.element_types import TRAINED_INTEGERS, find_gradient_type
+from engine.base.element_types import PAIRED, TRAINED_INTEGERS, find_gradient_type
 from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.offline.optim_types import OPTIMIZERS, SGD, AdamW, Group, Method, RMSprop
 from engine.graphs.offline.optimizers import clip_in_steps, place
@@ -75,19 +75,23 @@ def make_plans_of(method: Method) -> Iterator[Plan]:
     yield plan_of(method)
     if isinstance(method, SGD) and not method.momentum and method.clip_grad is None:
         yield from (plan_of(method, kind=kind) for kind in TRAINED_INTEGERS)
+        yield from (plan_of(method, kind=kind, each=2) for kind in PAIRED)
 
 
-def plan_of(method: Method, size: int = SIZES["minilm"], kind: str = "f32") -> Plan:
-    """Return a plan of one step over this many parameters of a type for a single thread."""
-    kinds = dict.fromkeys(NAMES, kind)
-    graph, each = method.build(17, kinds), (size // TENSORS // ROW, ROW)
-    layout = lay_out(method.rule().states, dict.fromkeys(NAMES, (kind, each)))
-    graph.inputs["params"] = TensorType(kind, (size,))
+def plan_of(method: Method, size: int = SIZES["minilm"], kind: str = "f32", each: int = 1) -> Plan:
+    """Return a plan of one step over this many parameters of a type for a single thread.
+
+    each: the parameters that an element holds: two integers of 4 bits in a byte.
+    """
+    kinds, count = dict.fromkeys(NAMES, kind), size // each
+    graph, shape = method.build(17, kinds), (count // TENSORS // ROW, ROW)
+    layout = lay_out(method.rule().states, dict.fromkeys(NAMES, (kind, shape)))
+    graph.inputs["params"] = TensorType(kind, (count,))
     graph.inputs["gradients"] = TensorType(find_gradient_type(kind), (size,))
     for k, state in enumerate(layout.states):
         flat = layout.join_states(k, NAMES)
         graph.inputs[state.name] = TensorType(flat.dtype, flat.shape)
-    begins = {name: (i * size // TENSORS, each) for i, name in enumerate(NAMES)}
+    begins = {name: (i * count // TENSORS, shape) for i, name in enumerate(NAMES)}
     place(graph, kinds, begins, layout)
     clip_in_steps(graph)
     return make_plan(graph, {}, target=detect_host(), threads=1)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
-from engine.base.element_types import ITEMSIZE, TRAINED_INTEGERS, find_gradient_type
+from engine.base.element_types import ITEMSIZE, PAIRED, TRAINED_INTEGERS, find_gradient_type
 from engine.kernels.loops.map import MAP_KERNELS, lower_map
 from engine.kernels.ops.optimizer.clipping import FACTOR, LINE, check_attributes
 from engine.kernels.ops.optimizer.method import SIGNALS, Method
@@ -197,12 +197,20 @@ GROUP = {
 }  # fmt: skip
 
 
+def is_paired(p: TensorType, g: TensorType) -> bool:
+    """Return whether a parameter has two integers of 4 bits in each byte, by its gradient, whose
+    last axis is twice as long.
+    """
+    wide = (*p.shape[:-1], 2 * p.shape[-1]) if p.rank and isinstance(p.shape[-1], int) else None
+    return p.dtype in PAIRED and (g.dtype, g.shape) == (find_gradient_type(p.dtype), wide)
+
+
 def rule(update: Update, attrs: Mapping[str, Any]) -> Callable[[Site], tuple[TensorType, ...]]:
     """Return the shape rule: the flag, then parameters and states as they are after the step.
 
     Inputs before the signal must be there; after it comes the factor of gradients, f64[1].
-    Gradients have the type of the parameters, or f32 where these are integers; a state has its own,
-    the learning rate is f32[1].
+    Gradients have the type of the parameters, or f32 where these are integers, and twice as many
+    elements where two of these share a byte; a state has its own type, the learning rate is f32[1].
     """
     at = 1 + update.has_step
 
@@ -224,6 +232,8 @@ def rule(update: Update, attrs: Mapping[str, Any]) -> Callable[[Site], tuple[Ten
             if state.form != "parameter" or state.dtype is not None:
                 expected[i] = TensorType(state.dtype or p.dtype, site.type(i).shape)
         expected[at + 1] = p.but(dtype=find_gradient_type(p.dtype))
+        if is_paired(p, site.type(at + 1)):
+            expected[at + 1] = site.type(at + 1)
         is_sequence = p.dtype.startswith("seq(")  # as in files; plans have flat tensors
         for i in (*range(signal), *(i for i in (signal, signal + 1) if site.has(i))):
             if site.type(i) != expected.get(i, p) and not is_sequence:

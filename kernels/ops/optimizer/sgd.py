@@ -20,7 +20,7 @@ from engine.base.errors import InputError
 from engine.base.signatures import AT_LEAST_0
 from engine.kernels.loops.map import MAP_KERNELS
 from engine.kernels.machine.target import Target
-from engine.kernels.ops.optimizer.integer_sgd import integer_sgd, update_integers
+from engine.kernels.ops.optimizer.integer_sgd import integer_sgd, nibble_sgd, update_integers
 from engine.kernels.ops.optimizer.method import FIRST, SIGNALS, Group, Method, OptimizerRule
 from engine.kernels.ops.optimizer.node import OptimizerNode, optimizer, rule
 from engine.kernels.ops.optimizer.update import Formula, stretch, update_kernel
@@ -134,6 +134,6 @@ OPS = (
         optimizer=STATELESS,
         joined=SIGNALS,
     ),
-    optimizer(SGD, sgd, momentum, integer_sgd, lower=_lower),
+    optimizer(SGD, sgd, momentum, integer_sgd, nibble_sgd, lower=_lower),
 )
-KERNELS = (sgd.template, momentum.template, integer_sgd)
+KERNELS = (sgd.template, momentum.template, integer_sgd, nibble_sgd)

@@ -60,6 +60,10 @@ def _rows(index: Any, q: Any, s: Any, z: Any = None, **attrs: Any) -> list[Array
     return [matrix(q, s, z, **attrs)[np.asarray(index, np.int64)]]
 
 
+def _packed(q: Any, s: Any, z: Any = None, *, shape: Any, **attrs: Any) -> list[Array]:
+    return [matrix(q, s, z, **attrs).reshape(shape)]
+
+
 def _nbits(a: Any, b: Any, s: Any, z: Any = None, index: Any = None, bias: Any = 0.0,
            *, N: int, K: int, bits: int = 4, block_size: int) -> list[Array]:  # fmt: skip
     blocks = -(-K // block_size)
@@ -184,4 +188,16 @@ ROWS = (
          {"block_size": 32}, domain=MS, reference=_table, bench=True),
 )  # fmt: skip
 
-CASES = (*NBITS, *PRODUCTS, *ROWS)
+# A row of 27 integers fills 14 bytes.
+ODD = {"rows": 6, "columns": 27, "bits": 4, "stride": 28, "shape": [6, 3, 3, 3]}
+UNPACKED = (
+    Case("DequantizePacked", (raw(6, 14, dtype="int8"), scales(6), signed(6)),
+         ODD | {"block_rows": 1}, domain=OURS, reference=_packed, name="a-scale-for-each-filter"),
+    Case("DequantizePacked", (raw(6, 14), scales(3), zeros(3)), ODD | {"block_columns": 9},
+         domain=OURS, reference=_packed, name="a-scale-for-each-channel"),
+    Case("DequantizePacked", (raw(512, 256, dtype="int8"), scales(16, 512)),
+         {"rows": 512, "columns": 512, "bits": 4, "shape": [512, 512], "block_rows": 32,
+          "block_columns": 1}, domain=OURS, reference=_packed, bench=True),
+)  # fmt: skip
+
+CASES = (*NBITS, *PRODUCTS, *ROWS, *UNPACKED)

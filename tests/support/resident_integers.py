@@ -1,0 +1,88 @@
+"""Networks of integers that tests train in place, and products of few bits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+from onnx import TensorProto, helper, numpy_helper
+
+from engine.artifacts import SGD, AdamW, SparseUpdate
+from engine.base.aliases import Array
+from engine.graphs.io import onnx_io
+from engine.kernels.vocabulary.op import MS
+from engine.models.catalog import find_architecture
+from engine.models.named_model import make
+from engine.trainer.trainer import Trainer
+
+SHAPE, CLASSES = (1, 20, 16), 4
+ALL = SparseUpdate(layers=["*"], integers=True)
+
+
+def make_data(count: int = 96, seed: int = 0, shift: int = 0) -> tuple[Array, Array]:
+    """Pictures of noise in which one of four bands is brighter; labels are moved by `shift`."""
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, CLASSES, count)
+    x = rng.standard_normal((count, *SHAPE)).astype(np.float32)
+    for k, label in enumerate(labels):
+        x[k, 0, 5 * label : 5 * label + 5] += 1.2
+    return x, ((labels + shift) % CLASSES).astype(np.int64)
+
+
+def train_network(path: Path) -> None:
+    """Write a small network with depthwise convolutions that was trained in floats."""
+    graph = make(find_architecture("ds_cnn"), classes=CLASSES, input_shape=SHAPE, seed=0).graph
+    trainer = Trainer.from_onnx(
+        onnx_io.to_bytes(graph), "cross_entropy", AdamW(lr=5e-3), threads=1, seed=0
+    )
+    trainer.fit(make_data(), epochs=20, progress=False)
+    trainer.export(path)
+
+
+def begin(model: Path | bytes, optimizer: Any = None, **options: Any) -> Trainer:
+    chosen = optimizer or SGD(lr=0.05)
+    options.setdefault("update", ALL)
+    return Trainer.from_onnx(model, "cross_entropy", chosen, threads=1, seed=0, **options)
+
+
+def fit(trainer: Trainer, epochs: int) -> None:
+    x, y = make_data(192, seed=1, shift=1)
+    trainer.fit((x, y), epochs=epochs, batch_size=16, progress=False)
+
+
+def measure_accuracy(trainer: Trainer, x: Array, y: Array) -> float:
+    return float(np.mean(np.asarray(trainer.predict(x)).argmax(1) == y))
+
+
+def run_unrounded(path: Path, x: Array) -> Array:
+    """Run a model in onnxruntime, which then rounds no input of weights of 4 bits."""
+    options = onnxruntime.SessionOptions()
+    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    return np.asarray(session.run(None, {session.get_inputs()[0].name: x})[0])
+
+
+def make_nbits(bits: int, k: int = 80, zeros: bool = False, level: int = 0) -> onnx.ModelProto:
+    """Return a product with 24 columns and a bias, with blocks of 32."""
+    rng, n, blocks = np.random.default_rng(2), 24, -(-k // 32)
+    tensors: dict[str, Array] = {
+        "q": rng.integers(0, 256, (n, blocks, 32 * bits // 8)).astype(np.uint8),
+        "s": rng.uniform(0.02, 0.1, n * blocks).astype(np.float32),
+        "b": rng.standard_normal(n).astype(np.float32),
+    }
+    if zeros:
+        tensors["z"] = rng.integers(0, 256, n * -(-blocks * bits // 8)).astype(np.uint8)
+    node = helper.make_node(
+        "MatMulNBits", ["x", "q", "s", "z" if zeros else "", "", "b"], ["y"], "product", domain=MS,
+        N=n, K=k, bits=bits, block_size=32, accuracy_level=level,
+    )  # fmt: skip
+    graph = helper.make_graph(
+        [node], "nbits", [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", k])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", n])],
+        [numpy_helper.from_array(a, name) for name, a in tensors.items()],
+    )  # fmt: skip
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid(MS, 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
