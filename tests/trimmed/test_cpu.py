@@ -205,11 +205,86 @@ def test_tile_registers_need_a_permission(tmp_path: Path) -> None:
     assert re.fullmatch(expected, done.stdout)
 
 
+# As Apple's system: it tells the features that its environment names, each by a name of its own.
+SYSCTL = """
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+static int sysctlbyname(const char *name, void *to, size_t *bytes, void *from, size_t count)
+{
+    static const char prefix[] = "hw.optional.arm.FEAT_";
+    const char *known = getenv("FEATURES");
+    if (strncmp(name, prefix, sizeof prefix - 1) || *bytes != sizeof(int) || from || count)
+        abort();
+    known = strstr(known, name + sizeof prefix - 1);
+    if (known)
+        *(int *)to = strchr(known, '=')[1] == '1';
+    return known ? 0 : -1;
+}
+"""
+A11 = "FP16=1 LSE=1 RDM=1 DotProd=0 "
+A13 = A11.replace("=0", "=1") + "FCMA=1 FHM=1 JSCVT=1 LRCPC=1 SHA3=1 "
+
+
+@functools.cache
+def make_halves_for_apple(target: str) -> Path:
+    """Return the folder of a library for Apple's systems whose products are of float16."""
+    out = make_root() / f"halves-{target}"
+    planning = PlanOptions(precision="f16")
+    options = Options("mnist", resolve(target), PlanRequest([8], planning=planning), static=True)
+    build(GOLDENS / "mlp", out, options)
+    return out
+
+
+@pytest.mark.skipif(
+    not (shutil.which("aarch64-linux-gnu-gcc") and shutil.which("qemu-aarch64-static")),
+    reason="needs aarch64-linux-gnu-gcc and qemu-aarch64-static",
+)
+@pytest.mark.parametrize(
+    ("target", "cpu", "known", "expected"),
+    [
+        ("ios-arm64", "", "", "apple-a9"),  # iOS 14 and older have no such names
+        ("ios-arm64", "", A11, "apple-a9"),
+        ("ios-arm64", "", A13, "apple-a13"),
+        ("macos-arm64", "apple-m4", "", "this CPU lacks i8mm, bf16: the library was built for "
+         "apple-m4"),
+        ("macos-arm64", "apple-m4", "I8MM=1 BF16=0", "this CPU lacks bf16: the library was built "
+         "for apple-m4"),
+        ("macos-arm64", "apple-m4", "I8MM=1 BF16=1", "apple-m4"),
+    ],
+)  # fmt: skip
+def test_apples_systems_are_asked_which_code_fits(
+    target: str, cpu: str, known: str, expected: str, tmp_path: Path
+) -> None:
+    """The C of a library for them, compiled for Linux on ARM beside a system of the test's own."""
+    if cpu:
+        made = make_source("mnist", target=resolve(target, cpu=cpu).target)
+        header, source = made.write_header(), made.write_source()
+    else:
+        folder = make_halves_for_apple(target)
+        header, source = ((folder / name).read_text("utf-8") for name in ("mnist.h", "src/mnist.c"))
+    (tmp_path / "sys").mkdir()
+    main = MAIN.replace("puts(said)", "puts(code == MODEL_OK ? level_at(level)->cpu : said)")
+    files = {"mnist.h": header, "mnist.c": source, "main.c": main, "sys/sysctl.h": SYSCTL}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    linked = re.findall(r"^extern const .*?(\w+)\[\] HIDDEN", source, re.MULTILINE)
+    words: list[str | Path]
+    words = [f"-I{tmp_path}", "-U__linux__", "-D__APPLE__", "-static", tmp_path / "main.c", "-lm",
+             *(f"-Wl,--defsym={symbol}=0" for symbol in linked)]  # fmt: skip
+    program = compile_c(tmp_path / "main", *words, compiler="aarch64-linux-gnu-gcc")
+    done = subprocess.run(
+        ["qemu-aarch64-static", program], env={"FEATURES": known}, capture_output=True, text=True
+    )
+    assert done.stdout == f"{expected}\n", done.stderr
+
+
 def test_what_targets_need() -> None:
     """Wider levels of x86 need what narrower ones do; the oldest CPUs need nothing."""
     needs = {name: set(list_needs(resolve(name).target)) for name in TARGETS}
     assert needs["x86-64-v2"] < needs["x86-64-v3"] < needs["x86-64-v4"]
     assert needs["macos-x86_64"] == needs["windows-x86_64"] == needs["x86-64-v3"]
+    assert not needs["macos-arm64"] | needs["ios-arm64"] | needs["ios-simulator"]
     assert not needs["raspberrypi3"] | needs["raspberrypi4"] | needs["aarch64"] | needs["wasm32"]
     assert set(list_needs(resolve("x86-64-v2", features="+avx2,+fma").target)) >= {"avx2", "fma"}
     assert list_needs(detect_host())

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +26,7 @@ from engine.models.named_model import make
 from engine.plan.plan import KernelSpec
 from engine.quantization import Quantization, quantize
 from engine.tools.dev.emulators import find_emulator
+from engine.tools.trimmed import binary
 from engine.tools.trimmed.build import build
 from engine.tools.trimmed.link import link
 from engine.tools.trimmed.options import Options, PlanRequest
@@ -176,6 +180,37 @@ def test_one_library_computes_integers_as_each_cpu_does_best(
         assert losses[0] == losses[1]
         made.add(tuple(losses[0]))
     assert len(made) == 1
+
+
+@pytest.mark.parametrize(
+    ("target", "cpus"),
+    [
+        ("macos-arm64", ["apple-m2", "apple-m1"]),
+        ("ios-arm64", ["apple-a15", "apple-a13", "apple-a9"]),
+    ],
+)
+def test_a_library_for_apple_has_the_integers_of_each_cpu(
+    target: str, cpus: list[str], integer_backbone: Path, tmp_path: Path
+) -> None:
+    """It asks the system which one it runs on, and without a C library it has the last alone."""
+    for freestanding in (False, True):
+        folder = tmp_path / str(freestanding)
+        options = Options(
+            "mnist", resolve(target), PlanRequest([4]), static=True, freestanding=freestanding
+        )
+        build(integer_backbone, folder, options)
+        manifest = json.loads((folder / "manifest.json").read_text("utf-8"))
+        assert manifest["cpus"] == (cpus[-1:] if freestanding else cpus)
+        words = [sys.executable, "-m", "ziglang", "ar", "x", "libmnist.a"]
+        subprocess.run(words, cwd=folder, check=True)
+        needs = binary.read(folder / "mnist.o").needs
+        assert ("sysctlbyname" in needs) != freestanding
+        objects = sorted(folder.glob("kernels*.o"))
+        assert len(objects) == len(manifest["cpus"])
+        for cpu, path in zip(manifest["cpus"], objects, strict=True):
+            counts = count_integers(path.read_bytes())
+            assert (counts["usmmla"] > 0) == (cpu in ("apple-m2", "apple-a15"))
+            assert (counts["sdot"] + counts["usdot"] > 20) == (cpu != "apple-a9")
 
 
 @pytest.fixture(scope="module")

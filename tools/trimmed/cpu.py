@@ -7,10 +7,13 @@ that this one can run.  Listed are the features that LLVM makes
 arithmetic of; it never makes instructions of others, such as AES, from code like ours.
 
 Sources of the bits: Intel's and AMD's manuals for CPUID; Linux's hwcap.h and, for the permission,
-Documentation/arch/x86/xstate.rst.
+Documentation/arch/x86/xstate.rst.  Sources of Apple's names: "Determining Instruction Set
+Characteristics" of its documentation, and xnu's bsd/kern/kern_mib.c.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
 
 from engine.kernels.machine.features import find_features
 from engine.kernels.machine.target import Target
@@ -32,6 +35,14 @@ _AARCH64 = {
     "complxnum": (0, 14), "rcpc": (0, 15), "sha3": (0, 17), "dotprod": (0, 20),
     "sve": (0, 22), "fp16fml": (0, 23), "sve2": (1, 1), "i8mm": (1, 13), "bf16": (1, 14),
 }  # fmt: skip
+# Apple's systems are asked for one feature at a time; the answers take the same bits.
+_APPLE = {
+    "lse": "LSE", "fullfp16": "FP16", "rdm": "RDM", "jsconv": "JSCVT", "complxnum": "FCMA",
+    "rcpc": "LRCPC", "sha3": "SHA3", "dotprod": "DotProd", "fp16fml": "FHM", "i8mm": "I8MM",
+    "bf16": "BF16",
+}  # fmt: skip
+# Systems whose first CPU has features that their first versions, up to macOS 11, do not tell.
+_FIRST_CPUS = {"macosx": "apple-m1", "simulator": "apple-m1"}
 _ARM = {"neon": (0, 12), "vfp4": (0, 16), "hwdiv-arm": (0, 17)}
 _BITS: dict[str, dict[str, tuple[int, int]]] = {
     "x86_64": _X86, "aarch64": _AARCH64, "armv7": _ARM, "armv7a": _ARM,
@@ -50,6 +61,9 @@ def list_needs(target: Target) -> dict[str, tuple[int, int]]:
     """Return the features that the kernels of a target may use: the word of each and its mask."""
     bits = _BITS.get(target.arch, {})
     wanted = find_features(target.triple, target.cpu, target.features, tuple(bits))
+    for system, cpu in _FIRST_CPUS.items() if target.arch == "aarch64" else ():
+        if system in target.triple:
+            wanted -= find_features(target.triple, cpu, "", tuple(bits))
     needs = {name: (word, 1 << bit) for name, (word, bit) in bits.items() if name in wanted}
     for name, (mask, meaning) in _KEPT.items():
         if name in needs:
@@ -58,12 +72,22 @@ def list_needs(target: Target) -> dict[str, tuple[int, int]]:
 
 
 def can_choose(platform: Platform, *, freestanding: bool) -> bool:
-    """Return whether a library can ask which features a CPU has: x86 itself, or Linux on ARM."""
-    is_told = platform.system in ("linux", "android") and not freestanding
-    return platform.target.arch == "x86_64" or is_told
+    """Return whether a library can ask which features a CPU has: x86 itself, or the system."""
+    return platform.target.arch == "x86_64" or (platform.tells_features and not freestanding)
 
 
 def write_needs(target: Target) -> str:
     """Return the rows of `struct need` that `runtime/cpu.c` reads for the code of a target."""
-    needs = list_needs(target).items()
-    return ", ".join(f'{{{word}, {mask}u, "{name}"}}' for name, (word, mask) in needs)
+    return _write_rows(list_needs(target))
+
+
+def write_questions(targets: Iterable[Target]) -> str:
+    """Return the rows of `struct need`, with Apple's names, of what its systems are asked for the
+    code of all targets.
+    """
+    needs = {name: row for target in targets for name, row in list_needs(target).items()}
+    return _write_rows({f"hw.optional.arm.FEAT_{_APPLE[n]}": row for n, row in needs.items()})
+
+
+def _write_rows(needs: Mapping[str, tuple[int, int]]) -> str:
+    return ", ".join(f'{{{word}, {mask}u, "{name}"}}' for name, (word, mask) in needs.items())

@@ -50,7 +50,7 @@ from engine.tools.trimmed.bundle import (
     describe_target,
     digest_kernels,
 )
-from engine.tools.trimmed.cpu import list_needs, write_needs
+from engine.tools.trimmed.cpu import list_needs, write_needs, write_questions
 from engine.tools.trimmed.export import GraphTemplate
 from engine.tools.trimmed.plans import PHASES
 from engine.tools.trimmed.records import ALONE, BARRIER, GROUP, KINDS, REPEAT, TILED
@@ -439,6 +439,8 @@ class Source:
         yield f"#define LEVELS {len(self.levels)}"
         yield f"#define KERNEL_DISTANCES {int(self.target.is_elf)}"
         yield f"#define NEEDS {sum(len(list_needs(level.target)) for level in self.levels)}"
+        if self.target.arch == "aarch64" and "apple" in self.target.triple:
+            yield f"#define QUESTIONS {write_questions(each.target for each in self.levels)}"
         has_tiles = any(level.target.has_tile_registers for level in self.levels)
         yield f"#define TILE_REGISTERS {int(has_tiles)}"
         yield write_c_header()

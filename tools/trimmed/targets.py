@@ -86,6 +86,11 @@ class Platform:
         return _SYSTEMS[self.system].form
 
     @property
+    def tells_features(self) -> bool:
+        """True if its C library tells which instructions an ARM CPU has."""
+        return _SYSTEMS[self.system].tells_features
+
+    @property
     def machine(self) -> str:
         """The architecture of its binaries, as in `Binary.machine`."""
         return self.target.machine
@@ -118,6 +123,7 @@ class _System:
     form: the form of binaries, as in `Binary.form`.
     marks: the beginnings of words that stand for it in triples; empty if its name is the only one.
     cc, sdk, pthread: as in `Platform`; {triple} is the target's.
+    tells_features: whether a call of its C library tells the instructions of ARM CPUs.
     """
 
     zig: str
@@ -129,6 +135,7 @@ class _System:
     cc: tuple[str, ...] = ()
     sdk: str = ""
     pthread: bool = True
+    tells_features: bool = False
 
 
 NDK = "the Android NDK, its bin folder on the PATH"
@@ -136,22 +143,25 @@ _XCODE = "Xcode, on a Mac"
 
 # The oldest glibc that ziglang links against is old enough for every Raspberry Pi OS since 2019.
 _SYSTEMS = {
-    "linux": _System("{arch}-linux-gnu.2.28"),
+    "linux": _System("{arch}-linux-gnu.2.28", tells_features=True),
     "android": _System(
         "{arch}-linux-android.{version}", "24",
         cc=("{arch}-linux-android{version}-clang",),
-        sdk=NDK,
+        sdk=NDK, tells_features=True,
     ),
     "macos": _System(
-        "{arch}-macos.{version}", "11.0", "lib{}.dylib", form="macho", marks=("macos", "darwin")
+        "{arch}-macos.{version}", "11.0", "lib{}.dylib", form="macho",
+        marks=("macos", "darwin"), tells_features=True,
     ),
     "ios": _System(
         "{arch}-ios.{version}", "13.0", "lib{}.dylib", form="macho",
         cc=("xcrun --sdk iphoneos clang -target {triple}",), sdk=_XCODE,
+        tells_features=True,
     ),
     "ios-simulator": _System(
         "{arch}-ios.{version}-simulator", "13.0", "lib{}.dylib", form="macho",
         cc=("xcrun --sdk iphonesimulator clang -target {triple}",), sdk=_XCODE,
+        tells_features=True,
     ),
     "windows": _System("{arch}-windows-gnu", "", "{}.dll", "{}.exe", form="pe"),
     "wasi": _System("{arch}-wasi", "", "{}.wasm", "{}.wasm", form="wasm", pthread=False),
@@ -178,6 +188,7 @@ _BARE_8 = "thumbv8m.main-none-unknown-eabihf"
 _BARE_8_1 = "thumbv8.1m.main-none-unknown-eabihf"
 _X86_64 = "cascadelake,x86-64-v4,alderlake,x86-64-v3,x86-64-v2"
 # The first for i8mm: all cores of Armv8.6 and later have it.  Many lack SVE, or their system does.
+_MACS = "apple-m2,apple-m1"
 _ARM64, _ARM64_FEATURES = "cortex-a710,cortex-a76,generic", "+neon,-sve"
 
 
@@ -248,12 +259,15 @@ TARGETS = {
     ),
     "android-x86_64": NamedTarget("x86_64-linux-android24", "x86-64-v2", "sse"),
     "ios-arm64": NamedTarget(
-        "arm64-apple-ios13.0", "apple-a9", "neon", other_names="ios ios-aarch64"
+        "arm64-apple-ios13.0",
+        "apple-a15,apple-a13,apple-a9",  # the first for i8mm, and for dot products and float16
+        "neon",
+        other_names="ios ios-aarch64",
     ),
-    "ios-simulator": NamedTarget("arm64-apple-ios14.0-simulator", "apple-m1", "neon"),
+    "ios-simulator": NamedTarget("arm64-apple-ios14.0-simulator", _MACS, "neon"),
     "macos-arm64": NamedTarget(
         "arm64-apple-macosx11.0.0",
-        "apple-m1",
+        _MACS,
         "neon",
         other_names="macos macos-aarch64 mac",
     ),

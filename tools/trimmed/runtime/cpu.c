@@ -3,16 +3,20 @@
  * source is compiled for the oldest CPU of the architecture, so it runs on all of them.
  *
  * NEEDS is the number of features that tools/trimmed/cpu.py lists for all levels; without any there
- * is no check.  On ARM, only Linux reports the instructions, so other systems and archives without
- * a C library do not check, and have one level.
+ * is no check.  On ARM, Linux and Apple's systems report the instructions through the C library, so
+ * other systems and archives without one do not check, and have one level.  QUESTIONS are these
+ * features with the names that Apple's systems have for them.
  *
  * TILE_REGISTERS is 1 if code uses tile registers of x86, which it does on Linux alone. */
 
 #if NEEDS \
-    && (defined(__x86_64__) || (defined(__linux__) && !defined(EDGEGRAD_FREESTANDING)))
+    && (defined(__x86_64__) \
+        || ((defined(__linux__) || defined(__APPLE__)) && !defined(EDGEGRAD_FREESTANDING)))
 #define CHECKS_CPU 1
 #ifdef __x86_64__
 #include <cpuid.h>
+#elif defined(__APPLE__)
+#include <sys/sysctl.h>
 #else
 #include <sys/auxv.h>
 #endif
@@ -57,6 +61,19 @@ static void ask_features(uint32_t *answers)
     if (answers[3] & 1u << 24 && (answers[6] & 0x60000) == 0x60000)
         answers[7] = ask_for_tiles();
 #endif
+}
+#elif defined(__APPLE__)
+/* Words: as of Linux, in bits that the system is asked for one by one.  Versions from before a CPU
+ * had a feature have no name for it, and so say that it is missing. */
+static void ask_features(uint32_t *answers)
+{
+    static const struct need questions[] = {QUESTIONS};
+    for (size_t i = 0; i < sizeof questions / sizeof *questions; i++) {
+        int has = 0;
+        size_t bytes = sizeof has;
+        if (sysctlbyname(questions[i].name, &has, &bytes, NULL, 0) == 0 && has)
+            answers[questions[i].word] |= questions[i].mask;
+    }
 }
 #else
 /* Words: the two vectors in which the Linux kernel describes the CPU. */
