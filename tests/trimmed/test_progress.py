@@ -85,3 +85,33 @@ def test_a_build_announces_each_of_its_parts(
     middle = next(line for line in lines if "planning for wasm32-relaxed" in line)
     assert " s left] " in middle
     assert sum("the package for JavaScript" in line for line in lines) == 2
+
+
+@needs_cc
+def test_packages_with_the_same_library_share_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """C# and Rust take the build's own, and Kotlin takes Java's, which has native methods."""
+    stages = StagePrinter()
+    languages = ["java", "kotlin", "csharp", "rust"]
+    build(
+        GOLDENS / "mlp",
+        tmp_path,
+        Options("mnist", resolve("native"), PlanRequest([4]), bindings=languages),
+        stages,
+    )
+    stages.end()
+    stages.say("done")
+    lines = capsys.readouterr().err.splitlines()
+    assert "left" not in lines[-1]
+    assert [line.partition("] ")[2] for line in lines if "linking" in line] == [
+        "linking for native",
+        "the package for Java: linking for native",
+        "linking the self-test",
+    ]
+    made: dict[bytes, set[str]] = {}
+    for path in tmp_path.rglob("libmnist.so"):
+        made.setdefault(path.read_bytes(), set()).add(path.relative_to(tmp_path).parts[0])
+    assert sorted(map(sorted, made.values())) == [
+        ["csharp", "libmnist.so", "rust"], ["java", "kotlin"],
+    ]  # fmt: skip

@@ -25,6 +25,8 @@ from engine.tools.trimmed.decoders import find_decoder
 from engine.tools.trimmed.generate import CpuLevel, Source
 from engine.tools.trimmed.kernel_set import find_kernel_set
 from engine.tools.trimmed.library import (
+    choose_kind,
+    describe_ingredients,
     describe_linking,
     find_linker,
     link_library,
@@ -123,7 +125,8 @@ def _read_first_values(path: Path) -> bytes:
 def _count_parts(each: Sequence[Options], *, has_test: bool) -> Counter[Part]:
     """Return the parts of a build by their kind, as `StagePrinter.expect` takes them.
 
-    A library is linked for the build, and in the package of each language for every platform.
+    A library is linked for the build, and in the package of each language for every platform,
+    unless one of them is the same.
     """
     cpus = sum(len(list_targets(options)) for options in each)
     links = 1 + len(each[0].bindings) * len(each) + has_test
@@ -166,8 +169,10 @@ def _build(
     manifest |= describe_contents(own.bundles[-1], name)
     libraries = [own]
     libraries += [compile_library(files, other, progress) for other in others]
+    own_kind = choose_kind(options)
+    made = {describe_ingredients(options.platform, own_kind, options.freestanding): library}
     for language in options.bindings:
-        write_bindings(out, libraries, LANGUAGES[language], options, progress)
+        write_bindings(out, libraries, LANGUAGES[language], options, progress, made)
     if checkpoint is not None:
         manifest["checkpoint"] = asdict(checkpoint)
     api = source.list_api(freestanding=options.freestanding)

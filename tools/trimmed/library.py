@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,6 +17,9 @@ from engine.tools.trimmed.link import Compiler, Kind, find_compiler, link
 from engine.tools.trimmed.options import Options
 from engine.tools.trimmed.progress import StagePrinter
 from engine.tools.trimmed.project_files import write_project_files
+from engine.tools.trimmed.targets import Platform
+
+Ingredients = tuple[str | bool | bytes, ...]
 
 
 def find_linker(options: Options, language: Language | None = None) -> Compiler:
@@ -65,9 +69,14 @@ def write_sources(out: Path, source: Source, codes: Sequence[bytes], options: Op
             federated.write_package(out, name)
 
 
+def choose_kind(options: Options) -> Kind:
+    """Return the kind of the library of a build."""
+    return "static" if options.static or options.freestanding else "shared"
+
+
 def link_library(out: Path, codes: Sequence[bytes], options: Options) -> Path:
     """Link the library; returns its path."""
-    kind: Kind = "static" if options.static or options.freestanding else "shared"
+    kind = choose_kind(options)
     library = options.platform.file_name(kind, options.name)
     threads = _needs_posix_threads(options)
     if not (options.platform.is_wasm and kind == "shared"):  # nothing links with a module
@@ -96,8 +105,12 @@ def write_bindings(
     language: Language,
     options: Options,
     progress: StagePrinter,
+    made: dict[Ingredients, Path],
 ) -> None:
-    """Write the package of a language, with a library for each platform."""
+    """Write the package of a language, with a library for each platform.
+
+    made: the libraries of this build by what they are linked of, which several packages share.
+    """
     name, package = options.name, out / language.name
     platforms = [library.options.platform for library in libraries]
     apis = [
@@ -112,29 +125,54 @@ def write_bindings(
         (out / path).parent.mkdir(parents=True, exist_ok=True)
         (out / path).write_text(text, "utf-8")
     for library, platform in zip(libraries, platforms, strict=True):
-        progress.begin("linking", f"the package for {language.title}: linking for {platform.name}")
         place = package / language.place(name, platform)
         header = library.source.write_header()
         for path, text in write_headers(language, api, header):
             (place / path).parent.mkdir(parents=True, exist_ok=True)
             (place / path).write_text(text, "utf-8")
+        sources = [package / source for source in language.sources]
+        key = describe_ingredients(platform, language.kind, language.freestanding, sources)
+        out_path = place / platform.file_name(language.kind, name)
+        if key in made:
+            progress.drop("linking")
+            _copy(made[key], out_path)
+            continue
+        progress.begin("linking", f"the package for {language.title}: linking for {platform.name}")
         with tempfile.TemporaryDirectory() as folder:
-            made = Path(folder)
-            (made / f"{name}.h").write_text(header, "utf-8")
-            (made / f"{name}.c").write_text(library.source.write_source(), "utf-8")
-            link(
+            inputs = Path(folder)
+            (inputs / f"{name}.h").write_text(header, "utf-8")
+            (inputs / f"{name}.c").write_text(library.source.write_source(), "utf-8")
+            made[key] = link(
                 library.codes,
-                [made / f"{name}.c", *(package / source for source in language.sources)],
+                [inputs / f"{name}.c", *sources],
                 platform,
-                place / platform.file_name(language.kind, name),
+                out_path,
                 kind=language.kind,
                 defines={"EDGEGRAD_FREESTANDING": ""} if language.freestanding else {},
-                include=[made],
+                include=[inputs],
                 size=True,  # the C code is not hot
                 threads=_needs_posix_threads(library.options),
                 freestanding=language.freestanding,
                 compiler=options.compiler,
             )
+
+
+def describe_ingredients(
+    platform: Platform, kind: Kind, freestanding: bool, sources: Sequence[Path] = ()
+) -> Ingredients:
+    """Return what decides the bytes of a library of a build.
+
+    sources: the C that it has besides the runtime, such as the native methods of Java.
+    """
+    return platform.name, kind, freestanding, *(path.read_bytes() for path in sources)
+
+
+def _copy(library: Path, to: Path) -> None:
+    """Copy a library, and on Windows what compilers link with instead of it."""
+    to.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(library, to)
+    if (imports := library.with_suffix(".lib")).exists():
+        shutil.copyfile(imports, to.with_suffix(".lib"))
 
 
 def make_selftest(
