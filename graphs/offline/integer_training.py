@@ -141,7 +141,7 @@ def scale_gradient(graph: Graph, integer: ResidentInteger, gradients: Mapping[st
 
 
 def _scale_packed(graph: Graph, integer: ResidentInteger, total: str, inverse: str) -> str:
-    """Append the gradient of a packed parameter, scaled as a matrix of blocks.
+    """Append the gradient of a packed parameter, scaled as it is, or as a matrix of blocks.
 
     The gradients of what fills blocks and bytes up are 0.
     """
@@ -150,9 +150,6 @@ def _scale_packed(graph: Graph, integer: ResidentInteger, total: str, inverse: s
     names, base = Names(graph), f"{integer.name}_grad"
     rows, columns = int(attrs["rows"]), int(attrs["columns"])
     stride = int(attrs.get("stride", 0)) or columns
-    down, beside = (integer.inverse.shape[k] for k in (0, 2))
-    block = int(attrs["block_rows"]) or rows, int(attrs["block_columns"]) or columns
-    high, wide = down * block[0], beside * block[1]
 
     def append(op: str, *inputs: str | list[int]) -> str:
         made = names.take_fresh(base)
@@ -171,10 +168,17 @@ def _scale_packed(graph: Graph, integer: ResidentInteger, total: str, inverse: s
             value = append("Slice", value, [0, 0], [*new], [0, 1])
         return append("Pad", value, [0, 0, *more]) if any(more) else value
 
-    flat = fit(append("Reshape", total, [rows, columns]), (rows, columns), (high, wide))
-    blocks = append("Reshape", flat, [down, block[0], beside, block[1]])
-    scaled = append("Reshape", append("Mul", blocks, inverse), [high, wide])
-    flat = append("Reshape", fit(scaled, (high, wide), (rows, stride)), [-1])
+    block = int(attrs["block_rows"]), int(attrs["block_columns"])
+    if all(block):
+        down, beside = (integer.inverse.shape[k] for k in (0, 2))
+        high, wide = down * block[0], beside * block[1]
+        flat = fit(append("Reshape", total, [rows, columns]), (rows, columns), (high, wide))
+        blocks = append("Reshape", flat, [down, block[0], beside, block[1]])
+        scaled = append("Reshape", append("Mul", blocks, inverse), [high, wide])
+        flat = append("Reshape", fit(scaled, (high, wide), (rows, stride)), [-1])
+    else:  # a view of the gradient would be computed in memory of its own
+        scaled = append("Reshape", append("Mul", total, inverse), [rows, columns])
+        flat = append("Reshape", fit(scaled, (rows, columns), (rows, stride)), [-1])
     if more := math.prod(shape) - rows * stride:
         flat = append("Pad", flat, [0, more])
     return append("Reshape", flat, [*shape])
@@ -255,11 +259,15 @@ def _describe(
 
 
 def _spread_over_blocks(node: Node, scale: Array) -> Array:
-    """Return 1 / scale of packed integers, of the blocks of a matrix: [down, 1, beside, 1]."""
+    """Return 1 / scale of packed integers: of blocks of a matrix [down, 1, beside, 1]; of whole
+    rows or columns, in a shape that broadcasts to the weights.
+    """
     rows, columns = int(node.attrs["rows"]), int(node.attrs["columns"])
     down, beside = int(node.attrs["block_rows"]), int(node.attrs["block_columns"])
-    high, wide = -(-rows // (down or rows)), -(-columns // (beside or columns))
-    return _invert(scale).reshape(high, 1, wide, 1)
+    inverse, rest = _invert(scale), [1] * (len(node.attrs["shape"]) - 2)
+    if down and beside:
+        return inverse.reshape(-(-rows // down), 1, -(-columns // beside), 1)
+    return inverse.reshape(-1 if down else 1, -1 if beside else 1, *rest)
 
 
 def _invert(scale: Array) -> Array:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import Any
 
 from engine.base.element_types import FLOATS, NUMPY
@@ -48,8 +48,32 @@ def read_quantised(graph: Graph, types: KnownTypes) -> bool:
     changed = len(work.made) != len(graph.nodes) or any(
         new is not old for new, old in zip(work.made, graph.nodes, strict=True)
     )
-    graph.nodes = work.made
+    graph.nodes = _dequantise_late(work.made, work.weights) if changed else work.made
     return changed
+
+
+def _dequantise_late(nodes: list[Node], weights: Container[str]) -> list[Node]:
+    """Return nodes that dequantise weights just before these are first read as floats: products in
+    front of that may read the integers.
+
+    weights: the names of dequantised weights.
+    """
+    first: dict[str, Node] = {}
+    for node in nodes:
+        for name in node.list_reads():
+            first.setdefault(name, node)
+    late: dict[Node, list[Node]] = {}
+    for node in nodes:
+        if node.outputs[0] in weights and node.outputs[0] in first:
+            late.setdefault(first[node.outputs[0]], []).append(node)
+    moved = {node for makers in late.values() for node in makers}
+
+    def place(node: Node) -> Iterator[Node]:
+        for maker in late.get(node, ()):  # a Transpose follows what it reads
+            yield from place(maker)
+        yield node
+
+    return [each for node in nodes if node not in moved for each in place(node)]
 
 
 class _Reading:
