@@ -21,6 +21,7 @@ from engine.kernels.binaries import load, workers
 from engine.system import cache
 from engine.training import plan_cache
 from tests.support.places import PLANS
+from tests.support.shared import VARIABLE, find_shared_folder
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -73,6 +74,9 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.register_profile("shared", deadline=None)  # a test is not wrong where time is short
     settings.load_profile("shared")
     config.pluginmanager.register(_Compiling(config))
+    if not hasattr(config, "workerinput"):  # before workers of pytest-xdist start, which inherit it
+        os.environ.pop(VARIABLE, None)  # of a run in which this one is a test
+        find_shared_folder()
     # A background job begins with interrupts ignored; tests of interrupts send some.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

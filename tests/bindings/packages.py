@@ -13,8 +13,8 @@ from engine import artifacts
 from engine.tools.trimmed.build import build
 from engine.tools.trimmed.options import Options, PlanRequest
 from engine.tools.trimmed.targets import resolve
-from tests.support.builds import make_root
 from tests.support.places import GOLDENS
+from tests.support.shared import make_once
 
 NATIVE = "java,kotlin,csharp,rust,go"  # languages of most systems
 Nodes = list[NodeProto]
@@ -28,9 +28,7 @@ def make_package(case: str, languages: str, target: str = "native", threads: int
 
     target: one, or several with commas.
     """
-    out = make_root() / f"{case}-{languages}-{target}-{threads}".replace(
-        ",", "-"
-    )  # linkers split at them
+    name = f"{case}-{languages}-{target}-{threads}".replace(",", "-")  # linkers split at them
     platform, *also = map(resolve, target.split(","))
     options = Options(
         "mnist",
@@ -41,8 +39,7 @@ def make_package(case: str, languages: str, target: str = "native", threads: int
         also=also,
         export=True,
     )
-    build(GOLDENS / case, out, options)
-    return out
+    return make_once(name, lambda out: build(GOLDENS / case, out, options))
 
 
 def make_mixed() -> tuple[Nodes, Ports, Weights]:
@@ -81,7 +78,12 @@ MODELS = {"mixed": make_mixed, "wide": make_wide}
 @functools.cache
 def make_example(model: str, languages: str, target: str) -> Path:
     """Return the folder of a build of a model, called `mnist`, with packages."""
-    folder = make_root() / "-".join(["example", model, target, *languages.split(",")])
+    name = "-".join(["example", model, target, *languages.split(",")])
+    made = make_once(name, lambda folder: _write_example(model, languages, target, folder))
+    return made / "build"
+
+
+def _write_example(model: str, languages: str, target: str, folder: Path) -> None:
     folder.mkdir()
     nodes, inputs, weights = MODELS[model]()
     wide = TensorProto.DOUBLE if model == "wide" else TensorProto.FLOAT
@@ -103,4 +105,3 @@ def make_example(model: str, languages: str, target: str) -> Path:
     named = languages.split(",") if languages else []
     options = Options("mnist", resolve(target), PlanRequest([4]), bindings=named)
     build(folder / "artifacts", folder / "build", options)
-    return folder / "build"

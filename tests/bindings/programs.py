@@ -81,7 +81,8 @@ class Place:
             return (language, *free)
         named = (self.zig or self.platform.zig).split()
         zig = (sys.executable, "-m", "ziglang", language, "-target", *named)
-        return (*zig, "-fno-sanitize=all", "-Wno-unused-command-line-argument", *free)
+        # Stripped, to share the C library of Windows with builds: ziglang makes it for a minute.
+        return (*zig, "-s", "-fno-sanitize=all", "-Wno-unused-command-line-argument", *free)
 
     def write_compiler(self, path: Path, language: str) -> Path:
         """Write a program that is the compiler, for tools that take one word."""

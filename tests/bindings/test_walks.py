@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -27,10 +28,11 @@ from tests.bindings.walks.methods import Method, Row, list_methods
 from tests.bindings.walks.programs import find_source, list_tongues, write_program
 from tests.bindings.walks.values import Values
 from tests.support import decoders
-from tests.support.builds import compile_c, list_sources, make_build, make_root, needs_cc
+from tests.support.builds import compile_c, list_sources, make_build, needs_cc
 from tests.support.needs import needs_cargo, needs_gnustep
 from tests.support.places import BINDINGS, GOLDENS
 from tests.support.roots import needs_root
+from tests.support.shared import make_once
 
 SANITIZERS = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 FILES = ("good", "empty", "one", "half", "clipped", "other", "garbage")
@@ -63,10 +65,9 @@ class Subject:
 
 def make_kind(**words: Any) -> Path:
     """Return the folder of a build of the mlp with these options."""
-    out = make_root() / "-".join(["walked", *map(str, words.values())])
-    if not out.exists():
-        build(GOLDENS / "mlp", out, Options("mnist", resolve("native"), PlanRequest([4], **words)))
-    return out
+    name = "-".join(["walked", *words, *map(str, words.values())])
+    options = Options("mnist", resolve("native"), PlanRequest([4], **words))
+    return make_once(name, lambda out: build(GOLDENS / "mlp", out, options))
 
 
 def make_wide() -> Path:
@@ -75,12 +76,10 @@ def make_wide() -> Path:
 
 def make_alone() -> Path:
     """Return the folder of a build of a decoder alone, with its own values."""
-    out = make_root() / "walked-alone"
-    if not out.exists():
-        model = decoders.make_artifacts("gpt2") / "decoder.onnx"
-        decoder = DecoderOptions(decoders.CAPACITY, path=model)
-        build(None, out, Options("mnist", resolve("native"), PlanRequest(decoder=decoder)))
-    return out
+    model = decoders.make_artifacts("gpt2") / "decoder.onnx"
+    decoder = DecoderOptions(decoders.CAPACITY, path=model)
+    options = Options("mnist", resolve("native"), PlanRequest(decoder=decoder))
+    return make_once("walked-alone", lambda out: build(None, out, options))
 
 
 TEXTS = Values(8, 8, 80712, FILES, "l", ("l*8=1", "l*8=1"), decoders.WORDS)
@@ -153,7 +152,16 @@ def list_answers(subject: Subject, at_length: bool, beside: str = "") -> dict[st
 
     beside: the language whose calls they are alone, where each call changes what later ones say.
     """
-    folder = make_root() / "-".join(["walk", *subject.find().parts[-2:], str(at_length), beside])
+    name = "-".join(["walk", *subject.find().parts[-2:], str(at_length), beside])
+    made = make_once(
+        name, lambda folder: _write_answers(subject, folder, beside, at_length=at_length)
+    )
+    said: dict[str, str] = json.loads((made / "said.json").read_text())
+    assert not [row for row, answer in said.items() if answer.endswith(" changed")]
+    return said
+
+
+def _write_answers(subject: Subject, folder: Path, beside: str, *, at_length: bool) -> None:
     source, rows = write_walk("c", folder, subject, at_length=at_length, beside=beside)
     made, words = subject.find(), ("-std=c11", "-Wall", "-Wextra", "-Werror")
     program = compile_c(folder / "walk", *words, *SANITIZERS, source, *list_sources(made), "-lm")
@@ -162,8 +170,7 @@ def list_answers(subject: Subject, at_length: bool, beside: str = "") -> dict[st
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()[:-1]
     said = {str(row): line.partition(" ")[2] for row, line in zip(rows, lines, strict=True)}
-    assert not [row for row, answer in said.items() if answer.endswith(" changed")]
-    return said
+    (folder / "said.json").write_text(json.dumps(said))
 
 
 def run_program(language: str, source: Path, folder: Path, subject: Subject) -> str:

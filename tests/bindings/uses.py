@@ -15,9 +15,9 @@ from engine.tools.trimmed.decoders import DecoderOptions
 from engine.tools.trimmed.options import Options, PlanRequest
 from engine.tools.trimmed.targets import resolve
 from tests.bindings.packages import NATIVE
-from tests.support.builds import make_root
 from tests.support.decoders import CAPACITY, make_artifacts
 from tests.support.places import GOLDENS
+from tests.support.shared import make_once
 
 PLATFORMS = {"js": "wasm32", "swift": "macos-aarch64"}  # of languages that need their own
 
@@ -26,14 +26,13 @@ PLATFORMS = {"js": "wasm32", "swift": "macos-aarch64"}  # of languages that need
 def make_use(only: Only, platform: str = "native") -> Path:
     """Return the folder of a build of one use, called `mnist`, with packages."""
     named = [name for name in PLATFORMS if PLATFORMS[name] == platform] or NATIVE.split(",")
-    out = make_root() / f"use-{only}-{platform}"
     if only == "decoder":
         decoder = DecoderOptions(CAPACITY, path=make_artifacts("gpt2") / "decoder.onnx")
         options = Options("mnist", resolve(platform), PlanRequest(decoder=decoder), bindings=named)
     else:
         options = Options("mnist", resolve(platform), PlanRequest([4], only=only), bindings=named)
-    build(None if only == "decoder" else GOLDENS / "mlp", out, options)
-    return out
+    artifacts = None if only == "decoder" else GOLDENS / "mlp"
+    return make_once(f"use-{only}-{platform}", lambda out: build(artifacts, out, options))
 
 
 def list_words(only: Only, folder: Path, out: Path) -> list[Path]:

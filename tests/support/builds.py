@@ -29,6 +29,7 @@ from engine.tools.trimmed.options import Options, PlanRequest
 from engine.tools.trimmed.plans import list_artifacts, make_plans
 from engine.tools.trimmed.targets import resolve
 from tests.support.places import GOLDENS
+from tests.support.shared import make_once
 
 WARNINGS = ("-Wall", "-Wextra", "-Werror")
 STRICT = (*WARNINGS, "-pedantic", "-Wshadow", "-Wconversion")
@@ -120,7 +121,7 @@ def make_build(
     """The folder of a native build of a golden, called `mnist`."""
     sizes = "x".join(map(str, batches))
     kind = "-free" * freestanding + "-federated" * federated
-    out = make_root() / f"{case}-{threads}-{sizes}{kind}"
+    name = f"{case}-{threads}-{sizes}{kind}"
     options = Options(
         "mnist",
         resolve("native"),
@@ -128,29 +129,27 @@ def make_build(
         freestanding=freestanding,
         federated=federated,
     )
-    build(GOLDENS / case, out, options)
-    return out
+    return make_once(name, lambda out: build(GOLDENS / case, out, options))
 
 
 @functools.cache
 def make_build_for(target: str, case: str, threads: int = 1, *, size: bool = False) -> Path:
     """Build a golden for another platform, called `mnist`, batch 8, by ziglang."""
-    out = make_root() / f"{case}-{target}-{threads}{'-size' if size else ''}"
+    name = f"{case}-{target}-{threads}{'-size' if size else ''}"
     options = Options(
         "mnist", resolve(target), PlanRequest([8], threads, size=size), compiler="zig"
     )
-    build(GOLDENS / case, out, options)
-    return out
+    return make_once(name, lambda out: build(GOLDENS / case, out, options))
 
 
 @functools.cache
 def make_library(threads: int = 1) -> Path:
     """The folder of a native library of the kernels for the ops of the mlp golden."""
-    out = make_root() / f"library-{threads}"
     graphs = [onnx_io.load(p) for p in sorted((GOLDENS / "mlp").glob("*_model.onnx"))]
     options = Options("mnist", resolve("native"), PlanRequest([4], threads))
-    build_library(of_graphs(graphs), [], out, options)
-    return out
+    return make_once(
+        f"library-{threads}", lambda out: build_library(of_graphs(graphs), [], out, options)
+    )
 
 
 @functools.cache

@@ -19,7 +19,7 @@ from engine.tools.trimmed.decoders import DecoderOptions
 from engine.tools.trimmed.options import Options, PlanRequest
 from engine.tools.trimmed.targets import resolve
 from engine.trainer import Trainer
-from tests.support.builds import make_root
+from tests.support.shared import make_once
 
 WORDS, LENGTH, CAPACITY = 100, 8, 40  # tokens that there are, of a text to learn, in caches
 SHAPES = {  # queries of four heads; two heads of keys and values serve them in the second
@@ -67,7 +67,10 @@ def make_artifacts(shape: str) -> Path:
 
     The network to train is the decoder without caches, with its values.
     """
-    folder = make_root() / f"decoder-{shape}"
+    return make_once(f"decoder-{shape}", lambda folder: _write_artifacts(shape, folder))
+
+
+def _write_artifacts(shape: str, folder: Path) -> None:
     decoder = build_decoder(shape)
     form = build_gpt2_decoder if shape == "gpt2" else build_qwen2_decoder
     whole = form(SHAPES[shape], "concat")
@@ -85,7 +88,6 @@ def make_artifacts(shape: str) -> Path:
         folder / "forward.onnx", "cross_entropy", train=trained, folder=folder, threads=1
     )
     onnx_io.save(decoder, str(folder / "decoder.onnx"))
-    return folder
 
 
 @functools.cache
@@ -94,16 +96,15 @@ def make_decoder_build(
 ) -> Path:
     """Return the folder of a build of these artifacts with the decoder, called `mnist`."""
     named = languages.split(",") if languages else []
-    folder = "-".join(["writer", shape, *named, target, str(threads), str(prompt)])
-    out = make_root() / folder  # without commas, which linkers split paths at
+    # Without commas, which linkers split paths at.
+    name = "-".join(["writer", shape, *named, target, str(threads), str(prompt)])
     options = Options(
         "mnist",
         resolve(target),
         PlanRequest(threads=threads, decoder=DecoderOptions(CAPACITY, prompt)),
         bindings=named,
     )
-    build(make_artifacts(shape), out, options)
-    return out
+    return make_once(name, lambda out: build(make_artifacts(shape), out, options))
 
 
 @functools.cache

@@ -25,6 +25,7 @@ target_compile_features(app_cpp PRIVATE cxx_std_17)
 target_link_libraries(app_cpp PRIVATE mnist::mnist)
 """
 
+CACHES = shutil.ignore_patterns("__pycache__")  # other tests import these builds meanwhile
 pytestmark = needs_cc
 
 
@@ -32,7 +33,7 @@ def move(folder: Path, to: Path) -> Path:
     """Return a copy of a build, so that nothing can depend on where it was made, in a folder whose
     name has spaces and a letter of two bytes.
     """
-    return Path(shutil.copytree(folder, to / "moved über 2 folders"))
+    return Path(shutil.copytree(folder, to / "moved über 2 folders", ignore=CACHES))
 
 
 @pytest.fixture(scope="module")
