@@ -43,19 +43,31 @@ _CHANNELS = 21  # the first opset whose GroupNormalization has scales of channel
 _HEAVY = 1024  # least bytes of an initializer that stays out of the conversion
 
 
-def make_schema(domain: str, op: str, inputs: Sequence[str]) -> onnx.defs.OpSchema:
-    """Return a schema for an op of ours with one output, of floats like its inputs.
+def make_schema(
+    domain: str,
+    op: str,
+    inputs: Sequence[str],
+    *,
+    integers: Sequence[str] = (),
+    options: Sequence[str] = (),
+) -> onnx.defs.OpSchema:
+    """Return a schema for an op of ours with one output, of floats like its first inputs.
 
-    inputs: their names.
+    inputs, integers: the names of inputs of floats, and of int64, which follow them.
+    options: the names of attributes, which are integers.
     """
     schema = onnx.defs.OpSchema
     return schema(
         op,
         domain,
         1,
-        inputs=[schema.FormalParameter(name, "T") for name in inputs],
+        inputs=[
+            *(schema.FormalParameter(name, "T") for name in inputs),
+            *(schema.FormalParameter(name, "tensor(int64)") for name in integers),
+        ],
         outputs=[schema.FormalParameter("output", "T")],
         type_constraints=[("T", ["tensor(float)", "tensor(double)"], "")],
+        attributes=[schema.Attribute(name, schema.AttrType.INT, "") for name in options],
     )
 
 

@@ -111,6 +111,17 @@ def test_distances_signs_and_selections(tmp_path: Path) -> None:
         "rows": lambda x, i: x * torch.searchsorted(x.sort(-1)[0].detach(), x.detach()),
         "third": lambda x, i: x.kthvalue(3, 1)[0] * x.kthvalue(3, 1, keepdim=True).indices[:, 0],
         "middle": lambda x, i: x.median(-1).values + x[0, 0].median(),
+        "extremes": lambda x, i: x * (x.amax() - torch.amin(x)) + torch.aminmax(x).max,
+        "extremes of rows": lambda x, i: x * torch.aminmax(x, dim=1, keepdim=True).min,
+        "class losses": lambda x, i: (
+            x * functional.cross_entropy(x[:, 0], i[:, 0], reduction="none").sum()
+        ),
+        "likelihoods": lambda x, i: (
+            x
+            * functional.nll_loss(
+                x[:, 0], i[:, 0], torch.linspace(0.5, 2, 7), reduction="none"
+            ).sum()
+        ),
         "means": lambda x, i: x[:, 0].scatter_reduce(1, i, x[:, 1, :3], "mean"),
         "other means": lambda x, i: x[:, 0].scatter_reduce(
             1, i, x[:, 1, :3], "mean", include_self=False
@@ -213,8 +224,8 @@ def test_special_functions(dtype: Any, tmp_path: Path) -> None:
 
 
 def test_rows_that_a_mask_selects_are_refused_with_what_to_do(tmp_path: Path) -> None:
-    """As BART's head of classification does; the nodes after them are not listed."""
-    net = Applied(4, {"y": lambda x: x[x[..., 0] > 0].sum(0) * x})
+    """Where what is computed of them is not known; the nodes after them are not listed."""
+    net = Applied(4, {"y": lambda x: x[x[..., 0] > 0].sort(0)[0].sum(0) * x})
     with pytest.raises(UnsupportedOpError, match=r"NonZero .*\nx\[mask\] has as many") as caught:
         export(net, torch.randn(3, 5, 4), tmp_path / "net.onnx")
     assert "is not known\n" not in str(caught.value)

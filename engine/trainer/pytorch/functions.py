@@ -15,8 +15,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from engine.base.errors import UnsupportedOpError
-from engine.trainer.pytorch import matrices, packing, shorthand, special
+from engine.trainer.pytorch import ctc, matrices, packing, shorthand, special, writes
 from engine.trainer.pytorch.checks import FiniteChecks
+from engine.trainer.pytorch.masked_rows import MaskedRows
 
 
 def write_out_calls(torch: Any) -> Any:
@@ -27,9 +28,16 @@ def write_out_calls(torch: Any) -> Any:
             self, function: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
             given = dict(kwargs or {})
+            made = masked.compute(function, args, given, self.compute)
+            return self.compute(function, args, given) if made is None else made
+
+        def compute(self, function: Any, args: Any, given: Any) -> Any:
+            """Return what a call becomes, whose rows all count."""
             name = getattr(function, "__name__", "")
             if checks.is_answered(name, args):
                 return checks.answer(name, args)
+            if (answer := checks.answer_guard(torch, name, args)) is not None:
+                return answer
             rule, value = _RULES.get(name), checks.find_value(name, args)
             if getattr(function, "__module__", "").startswith("torch.ao"):
                 rule = None
@@ -39,7 +47,11 @@ def write_out_calls(torch: Any) -> Any:
                 checks.keep(made, value)
             return made
 
-    checks = FiniteChecks()
+        def finish(self, value: Any) -> Any:
+            """Return a value that leaves the module."""
+            return masked.finish(value)
+
+    checks, masked = FiniteChecks(), MaskedRows(torch)
     return WrittenOut()
 
 
@@ -286,7 +298,8 @@ def _make_in_place(rule: shorthand.Rule) -> shorthand.Rule:
 
 
 _RULES: dict[str, shorthand.Rule] = {
-    **shorthand.RULES, **special.RULES, **packing.RULES, **matrices.RULES,
+    **shorthand.RULES, **special.RULES, **packing.RULES, **matrices.RULES, **ctc.RULES,
+    **writes.RULES,
     **{f"{name}_": _make_in_place(special.RULES[name]) for name in ("digamma", "erfinv")},
     "put_": _make_in_place(shorthand.RULES["put"]),
     "embedding": _write_embedding, "embedding_bag": _write_embedding_bag, "lstm": _write_lstm,

@@ -19,12 +19,17 @@ import numpy as np
 from engine.base.errors import EngineError, UnsupportedOpError
 from engine.kernels.vocabulary.op import OURS
 from engine.trainer.pytorch import autograd as torch_autograd
+from engine.trainer.pytorch import ctc
 from engine.trainer.pytorch.attention import read_no_masked_key
 from engine.trainer.pytorch.functions import write_out_calls
 from engine.trainer.pytorch.module_call import ModuleCall, tensors_of
 from engine.trainer.pytorch.packing import without_values
 from engine.trainer.pytorch.selections import read_by_places
-from engine.trainer.pytorch.shorthand import without_guesses, without_validation
+from engine.trainer.pytorch.shorthand import (
+    with_open_lengths,
+    without_guesses,
+    without_validation,
+)
 
 _LACKING = re.compile(r"No ONNX function found for <OpOverload\(op='(.*?)'")
 # Packages whose frames are not the module's code.
@@ -133,12 +138,13 @@ def program_of(
             notes.kept.clear()
             notes.note_parameter_hooks(hooks)
             results = dict(tensors_of(torch, module.forward(*args, **kwargs), ""))
+            results = {name: calls.finish(value) for name, value in results.items()}
         names[:] = results
         buffers = (module.get_buffer(name).clone() for name in changed)
         return (*results.values(), *buffers, *notes.kept)
 
     # A shallow copy shares all parameters with the module; only what it returns is another.
-    flat = copy.copy(module)
+    flat, calls = copy.copy(module), write_out_calls(torch)
     flat.forward = functools.wraps(module.forward)(flatten_arguments)
     args, kwargs = call.resized(max(call.rows, 2))  # torch takes a batch of one row for a constant
     try:
@@ -146,7 +152,8 @@ def program_of(
             torch.enable_grad(),
             configured(module, "_experts_implementation", _EXPERTS),
             torch_autograd.without_hooks(flat),
-            write_out_calls(torch),
+            calls,
+            with_open_lengths(torch),
             without_guesses(torch),
             without_validation(torch),
             without_values(torch),
@@ -164,7 +171,9 @@ def program_of(
                 changed[:] = moved
         program = torch.onnx.export(
             traced, dynamo=True, optimize=False, opset_version=opset, verbose=False,
-            custom_translation_table=torch_autograd.list_translations(torch),
+            custom_translation_table={
+                **torch_autograd.list_translations(torch), **ctc.list_translations(torch)
+            },
         )  # fmt: skip
     except EngineError:
         raise

@@ -9,6 +9,7 @@ Each rule returns what the function does, with the same gradients, or None where
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -52,6 +53,25 @@ def without_validation(torch: Any) -> Iterator[None]:
         yield
     finally:
         owner.set_default_validate_args(before)
+
+
+@contextlib.contextmanager
+def with_open_lengths(torch: Any) -> Iterator[None]:
+    """Let `len` of a tensor be its size along axis 0, which may be any.
+
+    A Python function that returns a length has to return a number, by which a trace would take the
+    batch of the example for every batch.
+    """
+    measure = builtins.len
+
+    def measure_any(value: Any) -> Any:
+        return value.shape[0] if isinstance(value, torch.Tensor) and value.dim() else measure(value)
+
+    builtins.len = measure_any
+    try:
+        yield
+    finally:
+        builtins.len = measure
 
 
 def _write_attention(torch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -291,6 +311,29 @@ def _write_less(torch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> A
     return torch.where((x <= y) | y.isnan(), x, y)
 
 
+def _make_extreme(name: str) -> Rule:
+    """Return the rule for the largest or smallest of all elements, without a list of axes."""
+
+    def write_extreme(torch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        given = read_arguments("input dim keepdim", args, kwargs, dim=(), keepdim=False)
+        x, axes = given["input"], given["dim"]
+        if axes not in (None, (), []) or not x.dim():
+            return None
+        return getattr(x, name)(tuple(range(x.dim())), bool(given["keepdim"]))
+
+    return write_extreme
+
+
+def _write_extremes(torch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Return the smallest and the largest elements, of all or along an axis."""
+    given = read_arguments("input dim keepdim", args, kwargs, keepdim=False)
+    x, dim, keepdim = given["input"], given["dim"], given["keepdim"]
+    if not x.dim():
+        return None
+    axes = tuple(range(x.dim())) if dim is None else (dim,)
+    return torch.return_types.aminmax((x.amin(axes, keepdim), x.amax(axes, keepdim)))
+
+
 def _write_cumprod(torch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Return products of all elements up to each one.  Each round doubles how many they are of."""
     given = read_arguments("input dim dtype", args, kwargs)
@@ -360,7 +403,7 @@ def _make_divided_pool(dims: int) -> Rule:
 
 
 def _write_cross_entropy(torch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Return the cross entropy of smoothed labels or of probabilities: exporters know neither."""
+    """Return the cross entropy of smoothed labels, of probabilities or of each element."""
     names = "input target weight size_average ignore_index reduce reduction label_smoothing"
     given = read_arguments(
         names, args, kwargs, ignore_index=-100, reduction="mean", label_smoothing=0.0
@@ -370,7 +413,10 @@ def _write_cross_entropy(torch: Any, args: Sequence[Any], kwargs: Mapping[str, A
     if given["size_average"] is not None or given["reduce"] is not None:
         return None
     if not is_soft and not smoothing:
-        return None
+        if given["reduction"] != "none":
+            return None
+        scores = x.log_softmax(1 if x.dim() > 1 else 0)
+        return _list_class_losses(torch, scores, target, given["weight"], given["ignore_index"])
     axis = 1 if x.dim() > 1 else 0
     count = x.shape[axis]
     weight = x.new_ones(count) if given["weight"] is None else given["weight"]
@@ -388,6 +434,31 @@ def _write_cross_entropy(torch: Any, args: Sequence[Any], kwargs: Mapping[str, A
     if given["reduction"] == "none":
         return losses
     return losses.sum() / of if given["reduction"] == "mean" else losses.sum()
+
+
+def _list_class_losses(torch: Any, x: Any, target: Any, weight: Any, ignored: int) -> Any:
+    """Return the loss of each element, of log-probabilities.
+
+    The exporter takes the result of torch's own function for one number if the batch may have any
+    size, and leaves out its sum.
+    """
+    axis = 1 if x.dim() > 1 else 0
+    is_own = target != ignored
+    own = torch.where(is_own, target, 0)
+    losses = -x.gather(axis, own.unsqueeze(axis)).squeeze(axis)
+    return torch.where(is_own, losses if weight is None else losses * weight[own], 0.0)
+
+
+def _write_nll_loss(torch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Return the negative log-likelihood of each element; None if these are reduced."""
+    names = "input target weight size_average ignore_index reduce reduction"
+    given = read_arguments(names, args, kwargs, ignore_index=-100, reduction="mean")
+    if given["size_average"] is not None or given["reduce"] is not None:
+        return None
+    if given["reduction"] != "none":
+        return None
+    x, target = given["input"], given["target"]
+    return _list_class_losses(torch, x, target, given["weight"], given["ignore_index"])
 
 
 def _write_gaussian_loss(torch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -454,7 +525,9 @@ RULES: dict[str, Rule] = {
     "fmax": _write_greater, "fmin": _write_less, "cumprod": _write_cumprod, "sort": _write_sort,
     "argsort": _write_argsort, "cov": _write_covariance, "corrcoef": _write_correlations,
     **{f"avg_pool{n}d": _make_divided_pool(n) for n in (2, 3)},
-    "cross_entropy": _write_cross_entropy, "gaussian_nll_loss": _write_gaussian_loss,
+    "cross_entropy": _write_cross_entropy, "nll_loss": _write_nll_loss,
+    "gaussian_nll_loss": _write_gaussian_loss,
+    "amax": _make_extreme("amax"), "amin": _make_extreme("amin"), "aminmax": _write_extremes,
     "kthvalue": _write_kthvalue, "median": _write_median,
     "scatter_reduce": _write_scatter_mean,
 }  # fmt: skip
