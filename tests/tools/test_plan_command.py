@@ -12,7 +12,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from engine.graphs.ir.graph import Graph
+from engine.errors import InputError
+from engine.graphs.ir.graph import Graph, Node
+from engine.kernels.vocabulary.op import TensorType
 from engine.tools import cli
 from engine.tools.trimmed.plans import bind_shapes
 from engine.training import plan_cache
@@ -194,6 +196,17 @@ def test_a_size_that_follows_from_the_batch_is_not_asked_for() -> None:
     assert bind_shapes(declared, 4, {}, "model", graph) == expected
     given = {"x": (4, 16), "weights": (4, 2)}
     assert bind_shapes(declared, None, given, "model", graph) == expected
+
+
+def test_a_size_is_not_taken_from_weights() -> None:
+    """A convolution reads pictures of any size, and weights that are known like its labels."""
+    weights, pictures = np.zeros((8, 3, 3, 3), "f4"), TensorType("f32", ("batch", 3, "h", "w"))
+    nodes = [Node("Conv", ("x", "k"), ("y",))]
+    inputs = {"x": pictures, "labels": TensorType("i64", ("batch",))}
+    graph = Graph("model", inputs, ["y"], {"k": weights}, nodes, {"": 17})
+    declared = {name: t.shape for name, t in inputs.items()}
+    with pytest.raises(InputError, match=r"give --shape x=4,3,N,N"):
+        bind_shapes(declared, 4, {}, "model", graph)
 
 
 @pytest.mark.parametrize(

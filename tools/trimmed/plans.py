@@ -493,18 +493,21 @@ def _compute_sizes(
         for name, t in part.inputs.items()
         if name in made
     }
-    nodes = []
+    nodes, fed = [], set(known)  # fed: values that depend on known inputs, unlike weights
     for node in part.nodes:
         if made.issuperset(node.list_reads()):
             nodes.append(node)
             made.update(node.outputs)
+            if not fed.isdisjoint(node.list_reads()):
+                fed.update(node.outputs)
     part.nodes, part.types = nodes, {}
     part.outputs = [name for node in nodes for name in node.outputs if name]
     infer(part, settled=True)
     pairs = [(symbolic.types[n], t) for n, t in part.types.items() if n in symbolic.types]
     for node in graph.nodes:
         for target in set(unknown).intersection(node.inputs):
-            pairs += _match_target(graph.inputs[target], [part.types.get(i) for i in node.inputs])
+            operands = [part.types.get(i) for i in node.inputs if i in fed]
+            pairs += _match_target(graph.inputs[target], operands)
     return {
         d: n
         for named, numbered in pairs
