@@ -284,6 +284,7 @@ OP_HOMES = {
     ("engine", "Cotangent"): "engine.kernels.ops.gradient_flow",
     ("engine", "CumProdGrad"): "engine.kernels.ops.cumulative",
     ("engine", "DequantizePacked"): "engine.kernels.ops.quantised_weights",
+    ("engine", "ExtremeGrad"): "engine.kernels.ops.reduce",
     ("engine", "FakeQuantMask"): "engine.kernels.ops.fake_quantization",
     ("engine", "FakeQuantValue"): "engine.kernels.ops.fake_quantization",
     ("engine", "FoldedNorm"): "engine.kernels.ops.norm.batchnorm",

@@ -23,28 +23,13 @@ from engine.kernels.vocabulary.op import MS, Dim
 # --- normalisation over the last axes
 
 
-def _find_axes(m: Match, name: str) -> list[int] | None:
-    """Return the axes of a reduction, counted from the front; None if it drops its axes
-    (keepdims=0).
-    """
-    node = m.get_node(name)
-    rank = m.found.types[node.inputs[0]].rank
-    if not node.attrs.get("keepdims", 1):
-        return None
-    axes = node.attrs.get("axes")
-    if axes is None and len(node.inputs) > 1:
-        axes = m.found.constants[node.inputs[1]].reshape(-1)
-    if axes is None:
-        return list(range(rank))
-    return sorted(int(a) % rank for a in axes)
-
-
 def _find_tail(m: Match, rule: str, *reductions: str) -> int | None:
     """Return the first axis of reductions that all extend to the last axis; None if their axes
     differ.
     """
     rank = m.get_type("x").rank
-    spans = {tuple(_find_axes(m, r) or ()) for r in reductions}
+    kept = {name: m.get_node(name).attrs.get("keepdims", 1) for name in reductions}
+    spans = {tuple(m.list_axes(name)) if keep else () for name, keep in kept.items()}
     (axes, *others) = spans
     if others or not axes or list(axes) != list(range(axes[0], rank)):
         m.refuse(rule, f"means over {sorted(spans)} of {m.get_type('x')}, not over the last axes")
@@ -220,14 +205,9 @@ def _add_norm(m: Match, total: str, name: str) -> tuple[str, list[Dim]] | None:
     Returns the norm and the sizes of the axes, or None if there are no axes.
     """
     node, t = m.get_node(total), m.get_type(name)
-    axes = node.attrs.get("axes")
-    if axes is None and len(node.inputs) > 1:
-        axes = m.found.constants[node.inputs[1]].reshape(-1)
-    if axes is None or not len(axes):
-        if node.attrs.get("noop_with_empty_axes") or not t.rank:
-            return None
-        axes = range(t.rank)
-    axes = sorted(int(a) % t.rank for a in axes)
+    axes = m.list_axes(total)
+    if not axes:
+        return None
     keepdims = node.attrs.get("keepdims", 1)
     if m.graph.opsets.get("", 1) < 18:
         y = m.add_op("ReduceL2", m.values[name], axes=axes, keepdims=keepdims)

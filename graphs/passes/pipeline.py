@@ -15,6 +15,7 @@ from engine.graphs.passes import (
     attention,
     batchnorm,
     control,
+    extremes,
     foreign,
     fuse,
     half,
@@ -30,6 +31,7 @@ from engine.graphs.passes.batchnorm import absorb_norms
 from engine.graphs.passes.check import Watch
 from engine.graphs.passes.control import unroll
 from engine.graphs.passes.expand import expand, expand_first
+from engine.graphs.passes.extremes import join_extreme_grads
 from engine.graphs.passes.foreign import (
     give_gru_grads_inner_products,
     give_lstm_grads_peepholes,
@@ -88,6 +90,11 @@ def _infer(work: PassState) -> None:
 
 def _fuse_patterns(work: PassState) -> None:
     if fuse_patterns(work.graph, Inferred(work.types, work.constants)):
+        _infer(work)
+
+
+def _join_extreme_grads(work: PassState) -> None:
+    if join_extreme_grads(work.graph, Inferred(work.types, work.constants)):
         _infer(work)
 
 
@@ -160,6 +167,7 @@ PASSES = (
     Pass("absorb norms", lambda w: absorb_norms(w.graph), batchnorm.MAY_ADD),
     Pass("infer", _infer, needed=True),
     Pass("fuse patterns", _fuse_patterns, patterns.MAY_ADD),
+    Pass("join extreme grads", _join_extreme_grads, extremes.MAY_ADD),
     Pass("compute in integers", _compute_in_integers, integers.MAY_ADD),
     Pass("read quantised", _read_quantised, quantised.MAY_ADD),
     Pass("expand", _expand, from_ops, needed=True),

@@ -69,6 +69,17 @@ class Match:
         """Return the node that the pattern names by `:=`."""
         return next(n for n in self.nodes if n.outputs[0] == self.values[name])
 
+    def list_axes(self, name: str) -> list[int]:
+        """Return the axes of a reduction that the pattern names by `:=`, counted from the front."""
+        node = self.get_node(name)
+        rank = self.found.types[node.inputs[0]].rank
+        axes = node.attrs.get("axes")
+        if axes is None and len(node.inputs) > 1:
+            axes = self.found.constants[node.inputs[1]].reshape(-1)
+        if axes is None or not len(axes):
+            axes = range(0 if node.attrs.get("noop_with_empty_axes") else rank)
+        return sorted(int(axis) % rank for axis in axes)
+
     def add_op(
         self, op: str, *inputs: str, domain: str = "", outputs: int = 1, **attrs: Any
     ) -> str:

@@ -22,10 +22,21 @@ from engine.base.aliases import Array
 from engine.base.element_types import FLOATS, ONNX_CODE
 from engine.base.errors import DTypeError
 from engine.kernels.loops.fold import FOLD_KERNELS, FOLDS, Fold, fold_axes, lower_logsumexp
-from engine.kernels.loops.map import lower_map
+from engine.kernels.loops.map import MAP_KERNELS, lower_map
 from engine.kernels.ops.shape import normalise_axes, read_axes, unsqueeze, with_axes
 from engine.kernels.vocabulary.facts import LayoutChoice, Samples, Storage
-from engine.kernels.vocabulary.op import MS, Dim, Grad, Lowering, Op, Operand, Site, TensorType
+from engine.kernels.vocabulary.op import (
+    MS,
+    OURS,
+    Dim,
+    Grad,
+    Lowering,
+    Op,
+    Operand,
+    Site,
+    TensorType,
+    find_stored,
+)
 from engine.kernels.vocabulary.row_program import start_value
 from engine.kernels.vocabulary.shape_rules import make_symbol
 
@@ -212,6 +223,26 @@ def _extreme_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
     return (grad.op("Mul", part, hits), None)
 
 
+def _lower_extreme_grad(lowering: Lowering) -> None:
+    """dX = dY [X = Y] / #[X = Y], with an X that both sides have read from the same memory."""
+    dy, x, y, dx = lowering.x(0), lowering.x(1), lowering.x(2), lowering.y(0)
+    axes = list(lowering.site.attrs["axes"])
+    kept = [1 if i in axes else d for i, d in enumerate(x.type.dims)]
+    (T, stored), size = find_stored(x), x.type.size
+    if not size:
+        return
+    if stored:  # x was rounded, and a y of before that would equal none of it
+        y = lowering.temp(T, kept)
+        fold_axes(lowering, FOLDS["ReduceMax" if lowering.site.attrs["largest"] else "ReduceMin"],
+                  x, axes, y)  # fmt: skip
+    hits, count = lowering.temp(T, x.type.dims), lowering.temp(T, kept)
+    is_hit = ("where", ("eq", ("in", 0), ("in", 1)), ("const", 1.0), ("const", 0.0))
+    lower_map(lowering, [is_hit], [x, y], [hits])
+    fold_axes(lowering, FOLDS["ReduceSum"], hits, axes, count)
+    share_of = ("mul", ("div", ("in", 0), ("in", 1)), ("in", 2))
+    lower_map(lowering, [share_of], [dy, count, hits], [dx])
+
+
 def _prod_grad(grad: Grad, dy: str) -> tuple[str | None, ...]:
     """dX_i = dY prod of X_j, j != i: P / X without zeros, P at an only zero, 0 with more.
 
@@ -260,6 +291,21 @@ OPS = (
     _reduction("ReduceLogSum", _log_sum_grad),
     _reduction("ReduceLogSumExp", _logsumexp_grad),
     _reduction("ReduceSumSquare", _square_grad),
+    Op(
+        # The gradient of ReduceMax and ReduceMin in one step.  Where values are stored in 16 bits,
+        # its parts would compare an x that is computed again with the y of a rounded one.
+        name="ExtremeGrad",
+        gradient_of="ReduceMax",
+        domain=OURS,
+        internal=True,
+        inputs=(3, 3),
+        outputs=1,
+        attrs={"axes": [], "largest": 1},
+        infer=lambda site: (site.type(1),),
+        lower=_lower_extreme_grad,
+        calls=(*FOLD_KERNELS, *MAP_KERNELS),
+        storage=Storage(frozenset({1}), frozenset({0})),
+    ),
     _reduction(
         "ReduceSumTraining",
         None,

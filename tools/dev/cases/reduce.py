@@ -46,6 +46,11 @@ def _sum_training(x: Any, axes: Any, keepdims: int = 1, **_: Any) -> Any:
     return [np.sum(x, axis=tuple(axes), keepdims=bool(keepdims))]
 
 
+def _extreme_grad(dy: Any, x: Any, y: Any, axes: list[int], largest: int) -> list[Any]:
+    hits = x == y
+    return [np.where(hits, dy / hits.sum(axis=tuple(axes), keepdims=True), 0)]
+
+
 # By what walks they become: rows, columns, both in a chain, an axis of size 1, several threads.
 WALKS = (
     ((3, 4, 5), [2]), ((3, 4, 5), [0]), ((2, 3, 4, 5), [0, 2]), ((2, 3, 4, 5), [1, 3]),
@@ -97,6 +102,13 @@ CASES = (
          name="clip-factor-and-norm",
          reference=lambda *xs, max_norm: [
              *_clip_factor(*xs, max_norm=max_norm), np.array([_norm_of(xs)])]),
+    *(Case("ExtremeGrad", (f32(*np.where(np.isin(range(3), axes), 1, (3, 4, 5))),
+                           np.arange(60, dtype=np.float32).reshape(3, 4, 5) // 2 * sign,
+                           (np.arange(60, dtype=np.float32).reshape(3, 4, 5) // 2 * sign).max(
+                               axis=tuple(axes), keepdims=True)),
+           {"axes": axes, "largest": 1}, domain="engine", reference=_extreme_grad,
+           name=f"extreme-grad-{axes}-{sign}".replace(" ", ""))
+      for axes in ([2], [0, 1], [0, 2], [0, 1, 2]) for sign in (1, -1)),
     *(Case("ReduceSumTraining", (f32(*shape), np.array([axis])), {"keepdims": 0}, domain=MS,
            reference=_sum_training)
       for shape, axis in (((4, 5), 0), ((4, 5), 1), ((4, 1), 1))),
