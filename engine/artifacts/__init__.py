@@ -21,10 +21,15 @@ from typing import TYPE_CHECKING
 
 from engine import loss_types
 from engine.artifacts.generate import generate_artifacts as generate_artifacts
+from engine.artifacts.specialization import Specialized as Specialized
+from engine.artifacts.specialization import specialize as specialize
 from engine.base.sparse_update import SparseUpdate as SparseUpdate
 from engine.graphs.offline import optim_types
 from engine.graphs.offline.optim_types import *
 from engine.loss_types import *
 
 if not TYPE_CHECKING:  # checkers take all that is imported above for public
-    __all__ = ["SparseUpdate", "generate_artifacts", *loss_types.__all__, *optim_types.__all__]
+    __all__ = [
+        "SparseUpdate", "Specialized", "generate_artifacts", "specialize",
+        *loss_types.__all__, *optim_types.__all__,
+    ]  # fmt: skip

@@ -17,6 +17,7 @@ from engine.graphs.offline.integer_training import list_resident, list_units
 from engine.graphs.offline.integer_weights import is_rounded
 from engine.graphs.offline.lora import note_of
 from engine.graphs.offline.precision import tell
+from engine.graphs.offline.untrained import ONE_CASE
 from engine.graphs.passes.batchnorm import STATISTICS
 from engine.kernels.ops.registry import list_ops
 from engine.system.paths import Paths
@@ -142,8 +143,9 @@ def _locate_weights(graph: Graph) -> str:
             )  # fmt: skip
             bodies += [value.graph for value in inner if isinstance(value, Subgraph)]
         if count:
+            todo = ONE_CASE if node.op == "If" else "export the model with its loops unrolled"
             return (
                 f"{count:,} float values are in the body of {node.op} {node.name!r}, where nothing "
-                "is trained: export the model for one case of its control flow"
+                f"is trained: {todo}"
             )
     return ""

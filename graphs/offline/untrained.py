@@ -30,8 +30,14 @@ def explain(op: Op) -> str:
     return CONSTANT if op.expr is not None or op.fold is not None else NO_RULE
 
 
+ONE_CASE = "make the model for one case of its inputs, with `edgegrad specialize`"
+_CONTROL_FLOW = {("", name) for name in ("If", "Loop", "Scan")}
+
+
 def advise(domain: str, name: str) -> str:
     """Return advice for an op through which no gradient flows; "" if none is needed."""
+    if (domain, name) in _CONTROL_FLOW:
+        return ONE_CASE
     op = list_ops().get((domain, name))
     return DO[NO_RULE] if op is None else DO.get(explain(op), "")
 

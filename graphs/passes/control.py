@@ -55,6 +55,19 @@ def unroll(graph: Graph) -> Graph:
     return graph
 
 
+def take_known_branches(graph: Graph) -> Graph:
+    """Replace each If whose condition is known by the branch that it takes, in place.
+
+    Before   c = true; y = If(c) {Neg(x)} {Abs(x)};  z = If(d) {Neg(x)} {Abs(x)}
+    After    y = Neg(x);                             z = If(d) {Neg(x)} {Abs(x)}
+    """
+    job = Unrolling(graph, {"If": UnrolledForm(_take_branch)})
+    for node in graph.nodes:
+        job.add(node)
+    graph.nodes = job.nodes
+    return graph
+
+
 Find = Callable[[str], Array | None]  # the value of a tensor by its name in a body, if it is known
 
 
@@ -105,15 +118,28 @@ def _passes_condition(body: Subgraph) -> bool:
 # --- rules: each appends nodes for `to.node` and returns the names of its outputs
 
 
-def _inline_if(to: Unrolling) -> list[str]:
+def _take_branch(to: Unrolling) -> list[str] | None:
+    """Append the branch of an If whose condition is known; None if it is not."""
+    (condition,), branches = to.node.inputs, _list_branches(to)
+    if to.find_value(condition) is None:
+        return None
+    chosen = branches[0 if to.require_scalar(condition, "the condition") else 1]
+    return to.append_body(chosen, to.add_weights(chosen))
+
+
+def _list_branches(to: Unrolling) -> tuple[Subgraph, Subgraph]:
     node = to.node
-    (condition,) = node.inputs
-    branches: list[Subgraph] = [node.attrs["then_branch"], node.attrs["else_branch"]]
-    for branch in branches:
+    for branch in (branches := (node.attrs["then_branch"], node.attrs["else_branch"])):
         to.check_outputs(branch, len(node.outputs), len(node.outputs))
-    if to.find_value(condition) is not None:
-        chosen = branches[0 if to.require_scalar(condition, "the condition") else 1]
-        return to.append_body(chosen, to.add_weights(chosen))
+    return branches
+
+
+def _inline_if(to: Unrolling) -> list[str]:
+    taken = _take_branch(to)
+    if taken is not None:
+        return taken
+    node, branches = to.node, _list_branches(to)
+    (condition,) = node.inputs
     try:
         made = [to.append_body(branch, to.add_weights(branch)) for branch in branches]
     except UnknownValueError:

@@ -22,11 +22,12 @@ from engine.kernels.vocabulary.op import TensorType
 class UnrolledForm:
     """Declaration of how `unroll` replaces an op.
 
-    rule: appends the nodes that replace the op.
+    rule: appends the nodes that replace the op, and returns the names of its results; None if the
+        node stays as it is.
     makes: the ops of these nodes, in the notation of `read_op_keys`; Identity need not be named.
     """
 
-    rule: Callable[[Unrolling], list[str]]
+    rule: Callable[[Unrolling], list[str] | None]
     makes: str = ""
 
 
@@ -91,6 +92,9 @@ class Unrolling:
     def _replace(self, form: UnrolledForm) -> None:
         """Append the nodes that replace `self.node`, and nodes that name their results."""
         made, outputs = form.rule(self), self.node.outputs
+        if made is None:
+            self.append(self.node)
+            return
         if len(made) < len(outputs):
             self.fail(
                 f"the node has {len(outputs)} outputs", f"{len(made)}, which its body computes"
@@ -199,7 +203,8 @@ class Unrolling:
         """Refuse the node, and name the graph inputs on whose values `name` depends."""
         part = self.select_part(name)
         raise UnknownValueError(
-            f"{self.where()}: {text}", inputs=list_sources(part, name, part.initializers)
+            f"{self.where()}: {text}; `edgegrad specialize` makes models for known inputs",
+            inputs=list_sources(part, name, part.initializers),
         )
 
     def find_value(self, name: str) -> Array | None:

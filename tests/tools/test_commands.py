@@ -392,6 +392,7 @@ WITH_PATHS = {
     "ops": [LONG], "check": [LONG], "plan": [LONG], "profile": [LONG], "export": [LONG],
     "predict": [LONG, "x"], "build": [LONG], "artifacts": [LONG], "prepare": [LONG],
     "compare": [LONG, LONG], "new": ["image-classifier", LONG],
+    "specialize": [LONG, "--value", "x=1", "-o", "y"],
     "quantize": [LONG, "--calibrate", LONG], "train": ["--model", "mlp", "--data", LONG],
 }  # fmt: skip
 

@@ -94,6 +94,31 @@ def parse_thread_counts(value: str) -> tuple[int, ...]:
     return parse_counts(value, MAX_THREADS)
 
 
+def parse_partial_shape(value: str) -> tuple[str, tuple[int | str, ...]]:
+    """Return the name and the shape of an input, from a word `NAME=D,D,...`; texts stay."""
+    name, _, dims = value.rpartition("=")
+    words = [word.strip() for word in dims.split(",") if word.strip()]
+    if not name or not words:
+        raise click.BadParameter(
+            f"{value!r}: expected NAME=D,D,..., each a size or a name, such as x=batch,3,224,224"
+        )
+    return name, tuple(int(word) if _is_count(word) else word for word in words)
+
+
+def parse_named_value(value: str) -> tuple[str, Any]:
+    """Return the name and the value of an input, from a word `NAME=VALUE`, whose value is JSON."""
+    name, _, text = value.partition("=")
+    try:
+        made = json.loads(text)
+    except ValueError:
+        made = text
+    if not name or isinstance(made, str | dict) or made is None:
+        raise click.BadParameter(
+            f"{value!r}: expected NAME=VALUE, such as rate=16000, flag=true or sizes=[1,2]"
+        )
+    return name, made
+
+
 def parse_named_shape(value: str) -> tuple[str, tuple[int, ...]]:
     """Return the name and the shape of an input, from a word `NAME=D,D,...`."""
     name, _, dims = value.rpartition("=")

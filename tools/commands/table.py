@@ -49,6 +49,8 @@ COMMANDS = {
                      _TRAINING),
     "lora": Row("lora", "Add low-rank adapters to layers of a model, or merge its adapters.",
                 _MODELS),
+    "specialize": Row("specialize", "Make a model for known values and shapes of its inputs.",
+                      _MODELS),
     "ops": Row("ops", "List which nodes of models can be trained, and why others cannot.", _MODELS),
     "check": Row("check", "Predict the memory and time of a training run, and list the obstacles "
                  "to it.", _MODELS),
