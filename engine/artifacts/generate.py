@@ -31,6 +31,7 @@ from engine.checkpoint.storage import Checkpoint, NominalTensor
 from engine.graphs.io.note import METADATA
 from engine.graphs.offline.optim_types import OPTIMIZERS, Method, OptimizerSpec, OptimType
 from engine.loss_types import LOSSES, Loss, LossType
+from engine.loss_types.base import LossOfScores
 from engine.loss_types.several import Losses
 from engine.onnxblock import Block, TrainingBlock, base, empty_base
 from engine.runtime import mapping
@@ -205,7 +206,27 @@ def _find_builder(spec: Loss, inputs: Sequence[str], is_chosen: bool) -> Callabl
         raise InputError(
             f"the model has the outputs {inputs}; choose the loss's with {LOSS_INPUTS}"
         )
-    return lambda graph: spec.build(graph, *inputs)
+
+    def build(graph: Graph) -> str:
+        if isinstance(spec, LossOfScores):
+            _warn_of_probabilities(graph, spec, inputs[0])
+        return spec.build(graph, *inputs)
+
+    return build
+
+
+def _warn_of_probabilities(graph: Graph, spec: LossOfScores, output: str) -> None:
+    """Warn if a loss makes probabilities of probabilities, and nobody has said that it should."""
+    from engine.graphs.offline.head import find_scores
+
+    if spec.from_logits is None and find_scores(graph, output, spec.applies) is not None:
+        name = type(spec).__name__
+        warn_user(
+            f"the output {output!r} is probabilities, made by a {spec.applies}, and {name} applies "
+            f"another one, as onnxruntime's does: {name}(from_logits=False) takes the scores "
+            "before it, and from_logits=True is without this warning",
+            ModelWarning,
+        )
 
 
 def _add_block(forward: Graph, block: Block, inputs: Sequence[str], extra: Sequence[str]) -> Graph:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from engine.base.fields import describe_fields
 from engine.loss_types.base import Loss as Loss
-from engine.loss_types.base import NamedLoss
+from engine.loss_types.base import LossOfScores, NamedLoss
 from engine.loss_types.classes import *
 from engine.loss_types.elementwise import *
 from engine.loss_types.embeddings import *
@@ -38,7 +38,10 @@ class LossType(IntEnum):
 
 
 LOSSES: dict[LossType, type[NamedLoss]] = {
-    LossType[c.__name__]: describe_fields(c) for c in NamedLoss.__subclasses__()
+    LossType[c.__name__]: describe_fields(c)
+    for base in (NamedLoss, LossOfScores)
+    for c in base.__subclasses__()
+    if c is not LossOfScores
 }
 
 if not TYPE_CHECKING:  # checkers take all that is imported above for public

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from engine.base import arguments
@@ -52,6 +53,7 @@ class NamedLoss(Loss):
     targets: the default names of the target inputs.
     reductions: the values that `reduction` may have.
     outputs, compared: the shapes of these outputs and of the targets, in words, for docs/losses.md.
+    other_names: its names in other packages, for messages about an unknown loss.
 
     The option of all:
 
@@ -64,6 +66,7 @@ class NamedLoss(Loss):
     reductions: ClassVar[tuple[str, ...]] = ("mean", "sum", "none")
     outputs: ClassVar[str] = "any shape"
     compared: ClassVar[str] = "`target`, same shape"
+    other_names: ClassVar[str] = ""
 
     reduction: str
 
@@ -98,3 +101,41 @@ class NamedLoss(Loss):
                 f"{list(inputs)}; choose the outputs with {LOSS_INPUTS}"
             )
         return (*inputs, *map(arguments.DefaultName, self.targets[given:]))
+
+
+@check_arguments
+@dataclass(frozen=True, eq=False)
+class LossOfScores(NamedLoss):
+    """A loss that makes probabilities of scores itself.
+
+    The option of all:
+
+    from_logits: whether the model's output is scores.  False: it is their probabilities, and the
+        loss is computed from the scores, which the model has before its last Softmax or Sigmoid;
+        predictions and exports stay probabilities.  None: scores, but `Trainer.from_onnx` looks.
+    """
+
+    from_logits: bool | None = field(default=None, kw_only=True)
+
+    @property
+    @abstractmethod
+    def applies(self) -> Activation:
+        """The function that makes the probabilities."""
+
+    @property
+    def threshold(self) -> float | None:
+        if self.applies == "softmax":
+            return None
+        return 0.5 if self.from_logits is False else 0.0
+
+    def build(self, graph: Graph, *inputs: str) -> str:
+        """Append the nodes of the loss; see `Loss.build`.
+
+        Raises:
+            ModelError: `from_logits` is False, and something else makes the output.
+        """
+        from engine.graphs.offline.head import require_scores
+
+        if self.from_logits is False and inputs:
+            inputs = (require_scores(graph, inputs[0], self.applies), *inputs[1:])
+        return super().build(graph, *inputs)

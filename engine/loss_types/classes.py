@@ -21,7 +21,7 @@ from engine.base import arguments
 from engine.base.aliases import Array
 from engine.base.errors import InputError, ShapeError
 from engine.base.signatures import AT_LEAST_0, FINITE, SHARE, check_arguments
-from engine.loss_types.base import Activation, NamedLoss
+from engine.loss_types.base import Activation, LossOfScores, NamedLoss
 from engine.system.files import NOTE, SHARES
 
 __all__ = ["CrossEntropyLoss", "FocalLoss", "NLLLoss"]
@@ -35,7 +35,7 @@ TINY = 1e-30
 
 @check_arguments(weight=FINITE, label_smoothing=SHARE)
 @dataclass(frozen=True, eq=False)
-class CrossEntropyLoss(NamedLoss):
+class CrossEntropyLoss(LossOfScores):
     """Softmax cross-entropy of scores [batch, classes, ...] and int64 `labels` [batch, ...].
 
     weight: one factor per class.
@@ -43,12 +43,17 @@ class CrossEntropyLoss(NamedLoss):
     label_smoothing: the share of each target, from 0 to 1, that is spread evenly over all classes.
     probabilities: whether labels are probabilities of the classes, float [batch, classes, ...], as
         mixup makes them, instead of class numbers.
+    from_logits: whether the model's output is scores.  False: it is probabilities, and the loss
+        takes the scores before the last Softmax.  None: scores; `Trainer.from_onnx` looks.
     """
 
     outputs: ClassVar[str] = "scores [batch, classes, ...]"
     compared: ClassVar[str] = (
         "`labels` [batch, ...], int64; with `probabilities=True`, probabilities of the classes, "
         "float [batch, classes, ...]"
+    )
+    other_names: ClassVar[str] = (
+        "categorical_crossentropy sparse_categorical_crossentropy softmax log_loss"
     )
     inputs: ClassVar[tuple[str, ...]] = ("scores_input_name",)
     targets: ClassVar[tuple[str, ...]] = ("labels",)
@@ -58,6 +63,10 @@ class CrossEntropyLoss(NamedLoss):
     ignore_index: int | None = None
     label_smoothing: float = 0.0
     probabilities: bool = False
+
+    @property
+    def applies(self) -> Activation:
+        return "softmax"
 
     def _append(self, nodes: LossNodes, scores: str, labels: str) -> str:
         if self.probabilities:
@@ -117,7 +126,7 @@ class NLLLoss(NamedLoss):
 
 @check_arguments(gamma=AT_LEAST_0, alpha=FINITE)
 @dataclass(frozen=True, eq=False)
-class FocalLoss(NamedLoss):
+class FocalLoss(LossOfScores):
     """Cross-entropy times alpha (1 - p)^gamma, where p is the probability of the true class.
 
     activation: "sigmoid" decides about each class separately: `target` has the output's shape and
@@ -128,6 +137,7 @@ class FocalLoss(NamedLoss):
     alpha: with "sigmoid", the factor of positives; negatives have the factor 1 - alpha (0.25 in
         RetinaNet).  With "softmax", one factor per class.  None: 1 for all.
     ignore_index: the target of positions that do not count, not even in the mean.
+    from_logits: as in `CrossEntropyLoss`.
     """
 
     outputs: ClassVar[str] = (
@@ -144,8 +154,8 @@ class FocalLoss(NamedLoss):
     ignore_index: int | None = None
 
     @property
-    def threshold(self) -> float | None:
-        return 0.0 if self.activation == "sigmoid" else None
+    def applies(self) -> Activation:
+        return self.activation
 
     def _append(self, nodes: LossNodes, x: str, target: str) -> str:
         if self.activation == "softmax":

@@ -22,7 +22,7 @@ from engine.base import arguments
 from engine.base.aliases import Array
 from engine.base.errors import ShapeError
 from engine.base.signatures import ABOVE_0, AT_LEAST_0, FINITE, check_arguments
-from engine.loss_types.base import NamedLoss
+from engine.loss_types.base import Activation, LossOfScores, NamedLoss
 
 __all__ = ["BCEWithLogitsLoss", "HuberLoss", "KLDivLoss", "L1Loss", "MSELoss", "SmoothL1Loss"]
 
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class MSELoss(NamedLoss):
     """Squared error: (output - target)^2, for each element."""
+
+    other_names: ClassVar[str] = "l2 mean_squared_error"
 
     reduction: str = "mean"
 
@@ -48,6 +50,8 @@ class MSELoss(NamedLoss):
 @dataclass(frozen=True)
 class L1Loss(NamedLoss):
     """Absolute error: |output - target|, for each element."""
+
+    other_names: ClassVar[str] = "mae mean_absolute_error"
 
     reduction: str = "mean"
 
@@ -143,23 +147,25 @@ class KLDivLoss(NamedLoss):
 
 @check_arguments(weight=FINITE, pos_weight=FINITE)
 @dataclass(frozen=True, eq=False)
-class BCEWithLogitsLoss(NamedLoss):
+class BCEWithLogitsLoss(LossOfScores):
     """Binary cross-entropy of sigmoid(output), in a form that never overflows.
 
     weight: factors of the elements, broadcast to the output's shape.
     pos_weight: factors of positive targets only, also broadcast.
+    from_logits: as in `CrossEntropyLoss`, with a Sigmoid.
     """
 
     outputs: ClassVar[str] = "logits of any shape"
     compared: ClassVar[str] = "`target` in [0, 1], same shape"
+    other_names: ClassVar[str] = "bce binary_crossentropy sigmoid_cross_entropy"
 
     weight: Array | None = None
     reduction: str = "mean"
     pos_weight: Array | None = None
 
     @property
-    def threshold(self) -> float | None:
-        return 0.0
+    def applies(self) -> Activation:
+        return "sigmoid"
 
     def _append(self, nodes: LossNodes, x: str, target: str) -> str:
         t = nodes.find_type(x)

@@ -26,7 +26,7 @@ from engine.base import arguments
 from engine.base.aliases import Array
 from engine.base.errors import InputError, ShapeError
 from engine.base.signatures import ABOVE_0, FINITE, check_arguments
-from engine.loss_types.base import Activation, NamedLoss
+from engine.loss_types.base import Activation, LossOfScores, NamedLoss
 
 __all__ = ["CIoULoss", "DiceLoss", "GIoULoss"]
 
@@ -103,7 +103,7 @@ class CIoULoss(_Boxed, NamedLoss):
 
 @check_arguments(smooth=ABOVE_0, weight=FINITE)
 @dataclass(frozen=True, eq=False)
-class DiceLoss(NamedLoss):
+class DiceLoss(LossOfScores):
     """1 - Dice coefficient (the overlap of predicted and true regions) of each class.
 
     activation: "softmax": `target` contains int64 classes [batch, ...].  "sigmoid": `target` has
@@ -113,6 +113,7 @@ class DiceLoss(NamedLoss):
     reduction: "none" gives the losses of the classes: [batch, classes], or [classes] with `batch`.
     weight: one factor per class, for the mean.
     ignore_index: the target of positions that do not count.
+    from_logits: as in `CrossEntropyLoss`.
     """
 
     outputs: ClassVar[str] = "scores [batch, classes, ...]"
@@ -128,8 +129,8 @@ class DiceLoss(NamedLoss):
     ignore_index: int | None = None
 
     @property
-    def threshold(self) -> float | None:
-        return 0.0 if self.activation == "sigmoid" else None
+    def applies(self) -> Activation:
+        return self.activation
 
     def _append(self, nodes: LossNodes, x: str, target: str) -> str:
         t = nodes.find_type(x)

@@ -7,13 +7,15 @@ half precision.  The file that a model comes from stays as it is.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.artifacts.generate import save_forward
-from engine.base.errors import InputError, defects
+from engine.base.errors import InputError, ModelWarning, defects, warn_user
 from engine.lora import adapt
+from engine.loss_types.base import LossOfScores
 from engine.quantization import Qat, prepare_qat
 from engine.runtime import mapping
 from engine.system import files
@@ -84,11 +86,37 @@ class Forward:
 
         return count_output_classes(self.graph, self.graph.outputs[0])
 
-    def drop_normalisation(self) -> str:
-        """Let the first output be scores instead of their Softmax; return the op left out."""
-        from engine.graphs.offline.head import drop_normalisation
+    def match_loss(self, loss: Any) -> Any:
+        """Return a loss, or a mapping of losses, with `from_logits` as the model's outputs are.
 
-        op = drop_normalisation(self.graph)
+        A `ModelWarning` tells where the loss is computed from the scores before probabilities.
+        """
+        if isinstance(loss, Mapping):
+            return {name: self._match_part(part, name) for name, part in loss.items()}
+        return self._match_part(loss, self.graph.outputs[0])
+
+    def _match_part(self, part: Any, output: str) -> Any:
+        from engine.graphs.offline.head import find_scores
+
+        if isinstance(part, tuple | list) and len(part) == 2:
+            return (self._match_part(part[0], output), part[1])
+        if not isinstance(part, LossOfScores) or part.from_logits is not None:
+            return part
+        if find_scores(self.graph, output, part.applies) is None:
+            return part
+        warn_user(
+            f"the output {output!r} is probabilities, made by a {part.applies}: "
+            f"{type(part).__name__} takes the scores before it, and predictions and exports stay "
+            "probabilities; from_logits=True takes the output itself",
+            ModelWarning,
+        )
+        return replace(part, from_logits=False)
+
+    def drop_activation(self, activation: str) -> str:
+        """Let the first output be scores instead of probabilities; return the op left out."""
+        from engine.graphs.offline.head import drop_activation
+
+        op = drop_activation(self.graph, activation)
         self._is_changed |= bool(op)
         return op
 

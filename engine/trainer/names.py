@@ -105,9 +105,16 @@ def choose_named(
     plain = {_simplify(each): each for each in known}
     match = plain.get(_simplify(name))
     if match is None:
+        others = {
+            _simplify(other): each
+            for each, kind in known.items()
+            for other in getattr(kind, "other_names", "").split()
+        }
+        here = others.get(_simplify(name))
+        hint = f"; here it is {here!r}" if here else suggest_nearest(name, known)
         raise InputError(
             f"{place}{': ' if place else ''}no {what} {name!r}"
-            f"{suggest_nearest(name, known) or '; known: ' + ', '.join(known)}"
+            f"{hint or '; known: ' + ', '.join(known)}"
         )
     return known[match]
 

@@ -159,6 +159,8 @@ class Trainer(BatchTrainer):
             forward.replace_head(classes, asked.seed or 0)
         chosen = "adamw" if optimizer is None else optimizer
         recipe = Recipe(loss, chosen, select_options(asked, RecipeOptions))
+        if not asked.loss_inputs:
+            recipe = replace(recipe, loss=forward.match_loss(recipe.named_loss))
         rounding = make_rounding(qat, data)
         with provide_folder(folder) as place:
             if lora is not None:

@@ -27,8 +27,11 @@ from engine.graphs.offline.integer_head import (
 from engine.graphs.offline.scaled_products import join_scales
 from engine.graphs.passes.infer import infer
 from engine.graphs.passes.simplify import prune
+from engine.kernels.ops.registry import list_ops
 from engine.kernels.vocabulary.facts import CONV, GEMM, MATMUL
 from engine.kernels.vocabulary.op import TensorType
+
+_ACTIVATIONS = ("Softmax", "Sigmoid")  # losses of scores apply them
 
 
 @dataclass(slots=True)
@@ -58,13 +61,61 @@ def count_output_classes(graph: Graph, output: str) -> int | None:
 
 def _infer_type(graph: Graph, value: str) -> TensorType:
     """Return the type of a value by inference on a copy, because inference folds constants."""
+    return _infer_types(graph)[value]
+
+
+def _infer_types(graph: Graph) -> dict[str, TensorType]:
     typed = graph.copy()
     infer(typed)
-    return typed.types[value]
+    return typed.types
 
 
-def drop_normalisation(graph: Graph, output: int = 0) -> str:
-    """Drop a Softmax that makes an output, because losses apply it to the scores themselves.
+def find_scores(graph: Graph, output: str, activation: str) -> str | None:
+    """Return the value that the last op makes probabilities of: a Softmax of axis 1, or a Sigmoid.
+
+    activation: "softmax" or "sigmoid".  Between the op and the output, Identity and Reshape that
+        keeps the shape are allowed.  None: other ops make the output.
+    """
+    makers, known = graph.find_producers(), None
+    while (node := makers.get(output)) is not None and not node.domain:
+        if node.op.lower() == activation and node.op in _ACTIVATIONS:
+            if node.op == "Sigmoid":
+                return node.inputs[0]
+            t = graph.types.get(output) or _infer_type(graph, output)
+            axis = int(node.attrs.get("axis", -1)) % max(t.rank, 1)
+            return node.inputs[0] if axis == 1 else None
+        if node.op == "Reshape":
+            known = known or _infer_types(graph)
+            if known[node.inputs[0]].shape != known[output].shape:
+                return None
+        elif node.op != "Identity":
+            return None
+        output = node.inputs[0]
+    return None
+
+
+def require_scores(graph: Graph, output: str, activation: str) -> str:
+    """Return the scores that an output is the probabilities of; see `find_scores`.
+
+    Raises:
+        ModelError: it is not made by that function.
+    """
+    scores = find_scores(graph, output, activation)
+    if scores is None:
+        node = graph.find_producers().get(output)
+        made = "is an input" if node is None else f"is made by {node.op} (node {node.name!r})"
+        op = next(op for op in _ACTIVATIONS if op.lower() == activation)
+        raise ModelError(
+            f"from_logits=False: the output {output!r} {made}; supported: {op}"
+            f"{' along axis 1' if op == 'Softmax' else ''}, whose input is the scores"
+        )
+    return scores
+
+
+def drop_activation(graph: Graph, activation: str, output: int = 0) -> str:
+    """Drop the op that makes probabilities of scores, because the loss does this itself.
+
+    activation: of the loss: "softmax", which also drops a LogSoftmax, or "sigmoid".
 
     Before   scores = Gemm(...); p = Softmax(scores); output p
     After    scores = Gemm(...); output scores
@@ -81,13 +132,18 @@ def drop_normalisation(graph: Graph, output: int = 0) -> str:
         makers = graph.find_producers()
     while maker is not None and (quantiser := find_quantiser(maker, makers)) is not None:
         maker = makers.get(quantiser.inputs[0])
-    if maker is None or maker.domain or maker.op not in NORMALISING:
+    ops = NORMALISING if activation == "softmax" else ("Sigmoid",)
+    if maker is not None and not maker.domain and maker.op in ops:
+        scores, op = maker.inputs[0], maker.op
+    else:  # Identity or Reshape may follow
+        scores = find_scores(graph, graph.outputs[output], activation) or ""
+        op = next(name for name in _ACTIVATIONS if name.lower() == activation)
+    if not scores:
         return ""
-    scores = maker.inputs[0]
     graph.types[scores] = graph.types.get(graph.outputs[output]) or _infer_type(graph, scores)
     graph.outputs[output] = scores
     prune(graph)
-    return maker.op
+    return op
 
 
 def find_head(graph: Graph, output: str) -> Head:
@@ -118,6 +174,13 @@ def unfreeze_head(graph: Graph, output: int = 0) -> list[str]:
     return [each for each in (head.weight, head.bias) if each]
 
 
+def _keeps_classes(node: Node) -> bool:
+    """Return whether a node keeps the classes of its input: it pools, normalises or maps them."""
+    op = list_ops().get((node.domain, node.op))
+    is_map = op is not None and op.expr is not None and len(node.inputs) == 1
+    return is_map or node.op in KEEPING
+
+
 def _find_layer(graph: Graph, output: str) -> tuple[Node, str, list[str], list[str]]:
     """Return the linear node that makes scores, the bias of an Add, and see `Head`."""
     makers, bias, values, shapes = graph.find_producers(), "", [output], list[str]()
@@ -129,7 +192,7 @@ def _find_layer(graph: Graph, output: str) -> tuple[Node, str, list[str], list[s
             if len(constants) != 1:
                 break
             bias, (name,) = constants[0], others
-        elif node.op in ("Identity", "Reshape") or (node.op in KEEPING and not bias):
+        elif node.op in ("Identity", "Reshape") or (not bias and _keeps_classes(node)):
             name = node.inputs[0]
             if node.op == "Reshape":
                 shapes.append(node.inputs[1])

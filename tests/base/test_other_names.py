@@ -101,3 +101,16 @@ def test_every_key_of_the_table_is_one() -> None:
             table, key = here.key.split(".")
             kind: Any = run_config.TABLES[table]
             assert key in known.get(table, vars(kind).get("__dataclass_fields__")), here
+
+
+@pytest.mark.parametrize(
+    ("name", "here"),
+    [
+        ("bce", "bce_with_logits"), ("binary_cross_entropy", "bce_with_logits"),
+        ("categorical_crossentropy", "cross_entropy"), ("MAE", "l1"), ("l2_loss", "mse"),
+    ],
+)  # fmt: skip
+def test_a_loss_by_its_name_elsewhere_is_told_its_name_here(name: str, here: str) -> None:
+    with pytest.raises(InputError, match=f"no loss {name!r}; here it is {here!r}"):
+        names.make_loss(name, {}, "")
+    assert here in names.list_losses()

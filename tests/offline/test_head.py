@@ -17,7 +17,7 @@ from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph
 from engine.graphs.offline.head import (
     count_output_classes,
-    drop_normalisation,
+    drop_activation,
     replace_head,
     unfreeze_head,
 )
@@ -54,6 +54,7 @@ MODELS: dict[str, Callable[[], Graph]] = {
         "{ h = Conv(x, w, b) p = GlobalAveragePool(h) y = Flatten(p) }", IMAGE,
         w=normal(6, 4, 1, 1), b=normal(6),
     ),
+    "sigmoid": lambda: graph("{ h = Gemm(x, w, b) y = Sigmoid(h) }", w=normal(4, 6), b=normal(6)),
     "reshape": lambda: graph(
         "{ p = GlobalAveragePool(x) h = Conv(p, w) y = Reshape(h, s) }", IMAGE,
         w=normal(6, 4, 1, 1), s=np.array([-1, 6]),
@@ -96,8 +97,8 @@ def test_the_weights_are_those_of_the_seed() -> None:
     [
         (lambda: graph("{ y = Relu(x) }"), "made by an input, which cannot be replaced"),
         (
-            lambda: graph("{ h = Gemm(x, w) y = Tanh(h) }", w=normal(4, 6)),
-            "made by Tanh .*export the model with as many outputs as there are classes",
+            lambda: graph("{ h = Gemm(x, w) y = Mul(h, h) }", w=normal(4, 6)),
+            "made by Mul .*export the model with as many outputs as there are classes",
         ),
         (
             lambda: graph("{ v = Mul(w, w) y = MatMul(x, v) }", w=normal(4, 6)),
@@ -132,12 +133,20 @@ def test_scores_of_another_rank_are_refused() -> None:
 @pytest.mark.parametrize("op", ["Softmax", "LogSoftmax"])
 def test_normalisation_at_the_end_goes(op: str) -> None:
     model = graph(f"{{ h = Gemm(x, w) y = {op}(h) }}", w=normal(4, 6))
-    assert drop_normalisation(model) == op
+    assert drop_activation(model, "softmax") == op
     assert model.outputs == ["h"]
     assert [node.op for node in model.nodes] == ["Gemm"]
     assert model.types["h"].shape == ("n", 6)
     onnx_io.to_bytes(model)
-    assert drop_normalisation(model) == ""
+    assert drop_activation(model, "softmax") == ""
+
+
+def test_probabilities_that_are_renamed_or_reshaped_go_too() -> None:
+    """As PaddlePaddle's exporter writes them."""
+    end = "p = Softmax(h) s = Shape(h) r = Reshape(p, s) y = Identity(r)"
+    model = graph(f"{{ h = Gemm(x, w) {end} }}", w=normal(4, 6))
+    assert drop_activation(model, "softmax") == "Softmax"
+    assert [node.op for node in model.nodes] == ["Gemm"]
 
 
 @pytest.mark.parametrize("softmax", ["", "p = Softmax(d) k = QuantizeLinear(p, r, o) "])
@@ -152,7 +161,7 @@ def test_a_head_whose_scores_are_rounded_becomes_floats(softmax: str) -> None:
         z=np.zeros(6, np.int8), b=RNG.integers(-99, 99, 6).astype(np.int32),
         r=np.float32(0.1), o=np.int8(0),
     )  # fmt: skip
-    assert drop_normalisation(lite) == ("Softmax" if softmax else "")
+    assert drop_activation(lite, "softmax") == ("Softmax" if softmax else "")
     weight, bias = unfreeze_head(lite)
     assert {node.op for node in lite.nodes} == {"MatMul", "Add", "Identity"}
     assert lite.initializers[weight].shape == (4, 6)

@@ -31,7 +31,7 @@ from engine.graphs.io import onnx_io
 from engine.graphs.ir.graph import Graph
 from engine.kernels.binaries.source import begin_compiling
 from engine.kernels.vocabulary.op import TensorType
-from engine.loss_types import CrossEntropyLoss
+from engine.loss_types.base import LossOfScores
 from engine.models.catalog import Architecture, find_architecture
 from engine.models.named_model import make
 from engine.quantization import Qat
@@ -529,7 +529,7 @@ def _fit_to_classes(config: RunConfig, forward: Forward, loss: object, say: Say)
         InputError: it does not, and should not be replaced.
     """
     classes, head = len(config.data.classes), config.model.head
-    if isinstance(loss, CrossEntropyLoss) and (op := forward.drop_normalisation()):
+    if isinstance(loss, LossOfScores) and (op := forward.drop_activation(loss.applies)):
         say(f"model: its last op, {op}, is left out: the loss takes scores")
     if not classes or (head != "replace" and config.has_several_losses):
         return

@@ -30,6 +30,7 @@ from engine.base.errors import (
 from engine.graphs.offline.optim_types import OPTIMIZERS, AdamW, Group, OptimizerSpec
 from engine.kernels.ops.optimizer.adam import DECOUPLED
 from engine.loss_types import LOSSES, CrossEntropyLoss, Loss
+from engine.loss_types.base import LossOfScores
 from engine.onnxblock import Block
 from engine.trainer.pytorch.module_call import bind_example, tensors_of
 
@@ -156,6 +157,8 @@ def read_loss(torch: Any, loss: Any, targets: Sequence[Any]) -> Loss | None:
             options[name] = value.numpy() if isinstance(value, torch.Tensor) else value
         elif value != parameter.default:
             return None
+    if issubclass(kind, LossOfScores):
+        options["from_logits"] = True  # as in PyTorch, even if the module ends with a Softmax
     if kind is CrossEntropyLoss and any(t.is_floating_point() for t in targets):
         options.update(probabilities=True, ignore_index=None)
     return kind(**options)
