@@ -160,7 +160,9 @@ class Trainer(BatchTrainer):
         chosen = "adamw" if optimizer is None else optimizer
         recipe = Recipe(loss, chosen, select_options(asked, RecipeOptions))
         if not asked.loss_inputs:
-            recipe = replace(recipe, loss=forward.match_loss(recipe.named_loss))
+            named = recipe.named_loss
+            matched = forward.match_loss(named)
+            recipe = recipe if matched == named else replace(recipe, loss=matched)
         rounding = make_rounding(qat, data)
         with provide_folder(folder) as place:
             if lora is not None:
