@@ -204,7 +204,7 @@ def _find_builder(spec: Loss, inputs: Sequence[str], is_chosen: bool) -> Callabl
         return spec.build
     if len(inputs) > spec.takes and not is_chosen:
         raise InputError(
-            f"the model has the outputs {inputs}; choose the loss's with {LOSS_INPUTS}"
+            f"the model has the outputs {inputs}; choose the one for the loss with {LOSS_INPUTS}"
         )
 
     def build(graph: Graph) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 # The one option of ours whose name differs by where it is given; messages name all of them.
-LOSS_INPUTS = "loss_inputs (of commands --loss-input, of generate_artifacts loss_input_names)"
+LOSS_INPUTS = "loss_inputs (--loss-input in commands, loss_input_names in generate_artifacts)"
 
 
 class Here(NamedTuple):

@@ -29,8 +29,9 @@ from engine.graphs.passes.infer import infer
 from engine.graphs.passes.simplify import prune
 from engine.kernels.ops.registry import list_ops
 from engine.kernels.vocabulary.facts import CONV, GEMM, MATMUL
-from engine.kernels.vocabulary.op import TensorType
+from engine.kernels.vocabulary.op import Dim, TensorType
 
+_SPREADING = ("Expand", "Identity", "Reshape", "Unsqueeze")  # a sum to the shape of what it divides
 _ACTIVATIONS = ("Softmax", "Sigmoid")  # losses of scores apply them
 
 
@@ -73,6 +74,8 @@ def _infer_types(graph: Graph) -> dict[str, TensorType]:
 def find_scores(graph: Graph, output: str, activation: str) -> str | None:
     """Return the value that the last op makes probabilities of: a Softmax of axis 1, or a Sigmoid.
 
+    A Softmax may be written as exp(z) / sum exp(z).
+
     activation: "softmax" or "sigmoid".  Between the op and the output, Identity and Reshape that
         keeps the shape are allowed.  None: other ops make the output.
     """
@@ -84,6 +87,8 @@ def find_scores(graph: Graph, output: str, activation: str) -> str | None:
             t = graph.types.get(output) or _infer_type(graph, output)
             axis = int(node.attrs.get("axis", -1)) % max(t.rank, 1)
             return node.inputs[0] if axis == 1 else None
+        if node.op == "Div" and activation == "softmax":
+            return _find_exponents(graph, node)
         if node.op == "Reshape":
             known = known or _infer_types(graph)
             if known[node.inputs[0]].shape != known[output].shape:
@@ -92,6 +97,30 @@ def find_scores(graph: Graph, output: str, activation: str) -> str | None:
             return None
         output = node.inputs[0]
     return None
+
+
+def _find_exponents(graph: Graph, division: Node) -> str | None:
+    """Return z of exp(z) / sum exp(z), the sum of each row of a matrix, as JAX models are written.
+
+    None: the nodes compute something else.
+    """
+    makers, typed = graph.find_producers(), graph.copy()
+    infer(typed)
+    e, divisor = division.inputs
+    exp, sizes = makers.get(e), list[Dim]()  # of the divisor along axis 1
+    while (total := makers.get(divisor)) is not None and total.op in _SPREADING:
+        sizes += typed.types[divisor].shape[1:]
+        divisor = total.inputs[0]
+    if exp is None or exp.op != "Exp" or total is None or total.op != "ReduceSum":
+        return None
+    axes = total.attrs.get("axes")
+    if axes is None and len(total.inputs) > 1:
+        axes = typed.initializers.get(total.inputs[1])
+    is_by_row = axes is not None and [int(axis) % 2 for axis in axes] == [1]
+    is_column = bool(total.attrs.get("keepdims", 1)) or 1 in sizes
+    if total.inputs[0] != e or typed.types[e].rank != 2 or not is_by_row or not is_column:
+        return None
+    return exp.inputs[0]
 
 
 def require_scores(graph: Graph, output: str, activation: str) -> str:

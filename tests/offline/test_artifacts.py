@@ -227,7 +227,7 @@ def test_the_loss_inputs_are_chosen_by_name(tmp_path: Path) -> None:
     nodes = [helper.make_node("Mul", ["x", "w"], ["a"]), helper.make_node("Neg", ["a"], ["b"])]
     proto = model(nodes, {"x": ["n", 2]}, ["a", "b"], {"w": np.ones(2, F32)})
     with pytest.raises(
-        InputError, match=r"outputs \['a', 'b'\]; choose the loss's with loss_inputs"
+        InputError, match=r"outputs \['a', 'b'\]; choose the one for the loss with loss_inputs"
     ):
         generate_artifacts(proto, ["w"], loss=LossType.MSELoss, artifact_directory=tmp_path)
     generate_artifacts(

@@ -28,6 +28,12 @@ LABELS = np.array([0, 1, 2, 0, 1, 2])
 TARGET = (RNG.random((6, 3)) < 0.5).astype(np.float32)
 FUNCTION = {"softmax": "Softmax(h)", "sigmoid": "Sigmoid(h)", "": "Identity(h)"}
 
+# As JAX writes a softmax: the sum of rows or, which is another function, of columns.
+SUM = (
+    "column = Constant<value = int64[2] {{-1, 1}}>() k = Constant<value = int64[1] {{{}}}>() "
+    "m = ReduceMax(h) z = Sub(h, m) e = Exp(z) s = ReduceSum<keepdims = 0>(e, k)"
+)
+
 
 def make(end: str) -> onnx.ModelProto:
     proto = parser.parse_model(f"""<ir_version: 8, opset_import: ["": 17]>
@@ -123,6 +129,14 @@ def test_probabilities_that_nothing_known_makes_are_refused() -> None:
         ("p = Softmax(h) y = Identity(p)", "softmax", "h"),
         ("p = Sigmoid(h) s = Shape(h) y = Reshape(p, s)", "sigmoid", "h"),
         ("p = Softmax(h) y = Log(p)", "softmax", None),
+        (f"{SUM.format(1)} u = Reshape(s, column) y = Div(e, u)", "softmax", "z"),
+        (
+            f"{SUM.format(1)} a = Shape(e) u = Reshape(s, column) v = Expand(u, a) y = Div(e, v)",
+            "softmax",
+            "z",
+        ),
+        (f"{SUM.format(0)} y = Div(e, s)", "softmax", None),
+        ("e = Exp(h) s = ReduceSum<keepdims = 1>(e) y = Div(e, s)", "softmax", None),
         ("p = Softmax(h) y = Transpose(p)", "softmax", None),
     ],
 )

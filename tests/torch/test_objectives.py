@@ -298,3 +298,9 @@ def test_optimizers_that_are_refused(
         Trainer.from_torch(
             net, torch.randn(ROWS, 5), nn.CrossEntropyLoss(), make(net), folder=tmp_path
         )
+
+
+def test_a_loss_of_torch_makes_probabilities_of_probabilities_as_torch_does(tmp_path: Path) -> None:
+    net = nn.Sequential(make_net(), nn.Softmax(1))
+    labels = torch.randint(4, (ROWS,), generator=torch.Generator().manual_seed(5))
+    check_steps(net, nn.CrossEntropyLoss(), [labels], tmp_path, is_own=False)

@@ -59,7 +59,7 @@ def write_sources(out: Path, source: Source, codes: Sequence[bytes], options: Op
         (made / f"kernels{more}.o").write_bytes(code)
     (out / f"{name}.h").write_text(source.write_header(), "utf-8")
     (out / f"{name}.hpp").write_text(source.write_cpp_header(), "utf-8")
-    if not (options.static or options.freestanding):
+    if choose_kind(options) == "shared" and not options.platform.is_wasm:  # Python loads no modules
         files = {"device.py": f"{name}.py", "library.py": f"{name}_library.py"}
         if options.plans.decoder is not None:
             files["decoder.py"] = f"{name}_decoder.py"
