@@ -48,11 +48,11 @@ def read_quantised(graph: Graph, types: KnownTypes) -> bool:
     changed = len(work.made) != len(graph.nodes) or any(
         new is not old for new, old in zip(work.made, graph.nodes, strict=True)
     )
-    graph.nodes = _dequantise_late(work.made, work.weights) if changed else work.made
+    graph.nodes = _move_dequantising(work.made, work.weights) if changed else work.made
     return changed
 
 
-def _dequantise_late(nodes: list[Node], weights: Container[str]) -> list[Node]:
+def _move_dequantising(nodes: list[Node], weights: Container[str]) -> list[Node]:
     """Return nodes that dequantise weights just before these are first read as floats: products in
     front of that may read the integers.
 
