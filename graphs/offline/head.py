@@ -10,6 +10,7 @@ The layer keeps the names of its node and of its parameters.  New weights are no
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -25,6 +26,7 @@ from engine.graphs.offline.integer_head import (
     write_head_in_floats,
 )
 from engine.graphs.offline.scaled_products import join_scales
+from engine.graphs.passes.control import unroll
 from engine.graphs.passes.infer import infer
 from engine.graphs.passes.simplify import prune
 from engine.kernels.ops.registry import list_ops
@@ -62,13 +64,14 @@ def count_output_classes(graph: Graph, output: str) -> int | None:
 
 def _infer_type(graph: Graph, value: str) -> TensorType:
     """Return the type of a value by inference on a copy, because inference folds constants."""
-    return _infer_types(graph)[value]
+    return _infer(graph).types[value]
 
 
-def _infer_types(graph: Graph) -> dict[str, TensorType]:
-    typed = graph.copy()
+def _infer(graph: Graph) -> Graph:
+    """Return a copy of a graph whose types and constants are known."""
+    typed = unroll(graph.copy())
     infer(typed)
-    return typed.types
+    return typed
 
 
 def find_scores(graph: Graph, output: str, activation: str) -> str | None:
@@ -79,39 +82,41 @@ def find_scores(graph: Graph, output: str, activation: str) -> str | None:
     activation: "softmax" or "sigmoid".  Between the op and the output, Identity and Reshape that
         keeps the shape are allowed.  None: other ops make the output.
     """
-    makers, known = graph.find_producers(), None
-    while (node := makers.get(output)) is not None and not node.domain:
-        if node.op.lower() == activation and node.op in _ACTIVATIONS:
-            if node.op == "Sigmoid":
-                return node.inputs[0]
-            t = graph.types.get(output) or _infer_type(graph, output)
-            axis = int(node.attrs.get("axis", -1)) % max(t.rank, 1)
-            return node.inputs[0] if axis == 1 else None
-        if node.op == "Div" and activation == "softmax":
-            return _find_exponents(graph, node)
-        if node.op == "Reshape":
-            known = known or _infer_types(graph)
-            if known[node.inputs[0]].shape != known[output].shape:
-                return None
-        elif node.op != "Identity":
-            return None
-        output = node.inputs[0]
-    return None
+    makers, made = graph.find_producers(), output
+    while (node := makers.get(made)) is not None and node.op in ("Identity", "Reshape"):
+        made = node.inputs[0]
+    if node is None or node.domain:
+        return None
+    if node.op == "Sigmoid" and activation == "sigmoid" and made == output:
+        return node.inputs[0]
+    is_written_out = activation == "softmax" and _divides_exponents(node, makers)
+    if node.op.lower() != activation and not is_written_out:
+        return None
+    typed = _infer(graph)
+    t = typed.types[made]
+    if t.shape != typed.types[output].shape:
+        return None
+    if node.op == "Div":
+        return _find_exponents(node, makers, typed)
+    axis = 1 if node.op == "Sigmoid" else int(node.attrs.get("axis", -1)) % max(t.rank, 1)
+    return node.inputs[0] if axis == 1 else None
 
 
-def _find_exponents(graph: Graph, division: Node) -> str | None:
+def _divides_exponents(node: Node, makers: Mapping[str, Node]) -> bool:
+    exp = makers.get(node.inputs[0]) if node.op == "Div" else None
+    return exp is not None and exp.op == "Exp"
+
+
+def _find_exponents(division: Node, makers: Mapping[str, Node], typed: Graph) -> str | None:
     """Return z of exp(z) / sum exp(z), the sum of each row of a matrix, as JAX models are written.
 
     None: the nodes compute something else.
     """
-    makers, typed = graph.find_producers(), graph.copy()
-    infer(typed)
-    e, divisor = division.inputs
-    exp, sizes = makers.get(e), list[Dim]()  # of the divisor along axis 1
+    (e, divisor), sizes = division.inputs, list[Dim]()  # of the divisor along axis 1
     while (total := makers.get(divisor)) is not None and total.op in _SPREADING:
         sizes += typed.types[divisor].shape[1:]
         divisor = total.inputs[0]
-    if exp is None or exp.op != "Exp" or total is None or total.op != "ReduceSum":
+    if total is None or total.op != "ReduceSum":
         return None
     axes = total.attrs.get("axes")
     if axes is None and len(total.inputs) > 1:
@@ -120,7 +125,7 @@ def _find_exponents(graph: Graph, division: Node) -> str | None:
     is_column = bool(total.attrs.get("keepdims", 1)) or 1 in sizes
     if total.inputs[0] != e or typed.types[e].rank != 2 or not is_by_row or not is_column:
         return None
-    return exp.inputs[0]
+    return makers[e].inputs[0]
 
 
 def require_scores(graph: Graph, output: str, activation: str) -> str:

@@ -339,10 +339,10 @@ def test_grey_pictures_for_a_model_of_one_channel(
 def test_classes_that_do_not_fit_are_refused_with_the_fix(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model = write_classifier(tmp_path / "model.onnx", last="Tanh")
+    model = write_classifier(tmp_path / "model.onnx", last="Hardmax")
     words = ("--data", home / "photos", "-o", tmp_path / "run", *FAST)
     told = run_cli(capsys, "train", "--model", model, *words, status=1)
-    assert "made by Tanh" in told
+    assert "made by Hardmax" in told
     assert "export the model with as many outputs as there are classes" in told
     keep = ("--set", "model.head=keep")
     told = run_cli(capsys, "train", "--model", home / "model.onnx", *words, *keep, status=1)
