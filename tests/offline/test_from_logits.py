@@ -34,6 +34,11 @@ SUM = (
     "m = ReduceMax(h) z = Sub(h, m) e = Exp(z) s = ReduceSum<keepdims = 0>(e, k)"
 )
 
+PARTS = (
+    "i = Constant<value = int64 {0}>() n = Constant<value = int64[3] {1, 1, 1}>() "
+    "q = SplitToSequence<axis = 1>(h, n) a = SequenceAt(q, i) j = Concat<axis = 1>(a, a, a)"
+)
+
 
 def make(end: str) -> onnx.ModelProto:
     proto = parser.parse_model(f"""<ir_version: 8, opset_import: ["": 17]>
@@ -136,6 +141,7 @@ def test_probabilities_that_nothing_known_makes_are_refused() -> None:
             "z",
         ),
         (f"{SUM.format(0)} y = Div(e, s)", "softmax", None),
+        (f"{PARTS} p = Softmax(j) s = Shape(j) y = Reshape(p, s)", "softmax", "j"),
         ("e = Exp(h) s = ReduceSum<keepdims = 1>(e) y = Div(e, s)", "softmax", None),
         ("p = Softmax(h) y = Transpose(p)", "softmax", None),
     ],
