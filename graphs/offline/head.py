@@ -30,10 +30,9 @@ from engine.graphs.passes.control import unroll
 from engine.graphs.passes.infer import infer
 from engine.graphs.passes.simplify import prune
 from engine.kernels.ops.registry import list_ops
-from engine.kernels.vocabulary.facts import CONV, GEMM, MATMUL
+from engine.kernels.vocabulary.facts import CONV, GEMM, MATMUL, Movement
 from engine.kernels.vocabulary.op import Dim, TensorType
 
-_SPREADING = ("Expand", "Identity", "Reshape", "Unsqueeze")  # a sum to the shape of what it divides
 _ACTIVATIONS = ("Softmax", "Sigmoid")  # losses of scores apply them
 
 
@@ -107,13 +106,19 @@ def _divides_exponents(node: Node, makers: Mapping[str, Node]) -> bool:
     return exp is not None and exp.op == "Exp"
 
 
+def _spreads(node: Node) -> bool:
+    """Return whether a node gives a sum the shape of what it divides."""
+    op = list_ops().get((node.domain, node.op))
+    return op is not None and (op.movement is Movement.KEPT or op.name == "Expand")
+
+
 def _find_exponents(division: Node, makers: Mapping[str, Node], typed: Graph) -> str | None:
     """Return z of exp(z) / sum exp(z), the sum of each row of a matrix, as JAX models are written.
 
     None: the nodes compute something else.
     """
     (e, divisor), sizes = division.inputs, list[Dim]()  # of the divisor along axis 1
-    while (total := makers.get(divisor)) is not None and total.op in _SPREADING:
+    while (total := makers.get(divisor)) is not None and _spreads(total):
         sizes += typed.types[divisor].shape[1:]
         divisor = total.inputs[0]
     if total is None or total.op != "ReduceSum":
