@@ -201,15 +201,23 @@ def _find_builder(spec: Loss, inputs: Sequence[str], is_chosen: bool) -> Callabl
                     f"loss: the model has no output {each.output!r}, but {list(inputs)}"
                     f"{suggest_nearest(each.output, inputs)}"
                 )
-        return spec.build
+        return _warn_and_build(spec, [(each.loss, each.output) for each in spec.parts], ())
     if len(inputs) > spec.takes and not is_chosen:
         raise InputError(
             f"the model has the outputs {inputs}; choose the one for the loss with {LOSS_INPUTS}"
         )
+    return _warn_and_build(spec, [(spec, name) for name in inputs[:1]], inputs)
+
+
+def _warn_and_build(
+    spec: Loss, parts: Sequence[tuple[Loss, str]], inputs: Sequence[str]
+) -> Callable[[Graph], str]:
+    """Return the function that appends a loss; parts: each single loss, with its output."""
 
     def build(graph: Graph) -> str:
-        if isinstance(spec, LossOfScores):
-            _warn_of_probabilities(graph, spec, inputs[0])
+        for loss, output in parts:
+            if isinstance(loss, LossOfScores):
+                _warn_of_probabilities(graph, loss, output)
         return spec.build(graph, *inputs)
 
     return build

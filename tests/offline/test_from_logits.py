@@ -97,8 +97,8 @@ def test_each_output_has_its_own() -> None:
     assert table.loss["y"][0].from_logits is table.loss["z"][0].from_logits is False
 
 
-def test_artifacts_are_as_onnxruntime_makes_them_and_say_so(tmp_path: Path) -> None:
-    loss = eg.CrossEntropyLoss()
+@pytest.mark.parametrize("loss", [eg.CrossEntropyLoss(), {"y": eg.CrossEntropyLoss()}])
+def test_artifacts_are_as_onnxruntime_makes_them_and_say_so(loss: Any, tmp_path: Path) -> None:
     with pytest.warns(ModelWarning, match="applies another one, as onnxruntime's does"):
         generate_artifacts(
             make("y = Softmax(h)"),
