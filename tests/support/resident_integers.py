@@ -53,6 +53,19 @@ def fit(trainer: Trainer, epochs: int) -> None:
     trainer.fit((x, y), epochs=epochs, batch_size=16, progress=False)
 
 
+def check_checkpoint(model: Path, folder: Path) -> None:
+    """Check that a training goes on from a checkpoint with the same bits."""
+    first = begin(model)
+    fit(first, epochs=1)
+    first.save(folder)
+    second = begin(model)
+    second.load(folder)
+    x, y = make_data(16, seed=3)
+    assert first.step(x, y) == second.step(x, y)
+    for name, p in first.state.parameters:
+        np.testing.assert_array_equal(p.data, second.state.parameters[name].data, err_msg=name)
+
+
 def measure_accuracy(trainer: Trainer, x: Array, y: Array) -> float:
     return float(np.mean(np.asarray(trainer.predict(x)).argmax(1) == y))
 
