@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional
 
 from engine.errors import UnsupportedOpError
@@ -27,9 +28,26 @@ def test_checks_that_raise_pass(tmp_path: Path) -> None:
         assert torch.all(i >= 0).item(), "a label is negative"
         if not (i >= 0).all():
             raise ValueError("a label is negative")
+        torch._check_tensor_all(i < 70)
         return x * 2
 
     export_as_in_torch(Applied(7, {"y": check}), EXAMPLE, tmp_path)
+
+
+def test_arguments_of_any_name_whose_batches_are_one(tmp_path: Path) -> None:
+    """torch's trace has a check that the batches are equal, which it cannot write."""
+
+    class Adds(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(4, 4)
+
+        def forward(self, **named: Any) -> Any:
+            both = self.a(torch.cat([named["x"], named["z"]]))
+            return both.view(2, -1, 4).sum(0) + named["z"]
+
+    example = {"x": torch.randn(3, 4), "z": torch.randn(3, 4)}
+    export_as_in_torch(Adds(), example, tmp_path)
 
 
 def test_branches_by_values_are_refused(tmp_path: Path) -> None:

@@ -157,6 +157,7 @@ Pair = namedtuple("Pair", "first second")
         (lambda x, y: OrderedDict(x=y), ["x_output"]),
         (lambda x, y: {"head.bias": y, "linear": y * 2}, ["head.bias_output", "linear"]),
         (lambda x, y: Pair(y, y * 2), ["first", "second"]),
+        (lambda x, y: {"a": y, "b": y, "c": x, "d": x}, ["a", "b", "c", "d"]),
     ],
 )  # fmt: skip
 def test_outputs_have_the_names_of_keys(tmp_path: Path, make: Any, names: list[str]) -> None:
@@ -164,6 +165,7 @@ def test_outputs_have_the_names_of_keys(tmp_path: Path, make: Any, names: list[s
     assert exported.outputs == tuple(names)
     trainer = Trainer.from_onnx(exported.model, MSELoss(), loss_inputs=names[:1], threads=1)
     assert trainer.outputs == names
+    assert [value.name for value in onnx.load(exported.model).graph.input] == ["x"]
 
 
 @pytest.mark.parametrize(

@@ -179,6 +179,50 @@ def test_losses_covariances_and_stable_sorts(tmp_path: Path) -> None:
     export_as_in_torch(Applied(6, functions), torch.randn(3, 4, 6), tmp_path)
 
 
+def test_integers_beside_floats(tmp_path: Path) -> None:
+    functions: dict[str, Callable[..., Any]] = {
+        "difference": lambda x, i: x * (1.0 - i),
+        "small": lambda x, i: x * torch.rsub(i.to(torch.int32), 0.5, alpha=2),
+        "integers": lambda x, i: x * (1 - i),
+        "quotient": lambda x, i: x * (i // 1.5) + x * torch.floor_divide(i, -0.7),
+        "of a float": lambda x, i: x * (7.5 // (i + 1)),
+        "signs": lambda x, i: x * torch.copysign(i, -2.0) + torch.copysign(x, -0.0),
+    }
+    export_as_in_torch(Applied(3, functions), (torch.randn(3, 3), INDICES), tmp_path)
+
+
+def test_pictures_scaled_with_their_corners_in_place(tmp_path: Path) -> None:
+    def scale(x: Any, by: Any, mode: str, is_aligned: bool = True) -> Any:
+        return functional.interpolate(x, scale_factor=by, mode=mode, align_corners=is_aligned)
+
+    functions: dict[str, Callable[..., Any]] = {
+        "linear": lambda x: scale(x[:, 0], 1.7, "linear"),
+        "larger": lambda x: scale(x, 1.7, "bilinear"),
+        "smaller": lambda x: scale(x, (0.6, 2.3), "bilinear"),
+        "cubic": lambda x: scale(x, 1.7, "bicubic"),
+        "three": lambda x: scale(x.unsqueeze(1), 1.3, "trilinear"),
+        "half pixels": lambda x: scale(x, 1.7, "bilinear", is_aligned=False),
+    }
+    net = Applied(9, functions, up=nn.Upsample(scale_factor=1.6, mode="bilinear"))
+    net.functions["module"] = net.parts["up"]
+    export_as_in_torch(net, torch.randn(2, 3, 7, 9), tmp_path)
+
+
+def test_modules_that_convert_their_parts_to_what_they_are(tmp_path: Path) -> None:
+    class Converts(nn.Module):
+        def __init__(self, dtype: Any) -> None:
+            super().__init__()
+            self.a, self.dtype = nn.Linear(4, 4), dtype
+
+        def forward(self, x: Any) -> Any:
+            self.a = self.a.to(self.dtype)
+            return self.a.to("cpu").type(self.dtype)(x.to(self.dtype)).float()
+
+    export_as_in_torch(Converts(torch.float32), torch.randn(3, 4), tmp_path)
+    with pytest.raises(UnsupportedOpError, match=r"'weight' from torch.float32 to torch.float64"):
+        export(Converts(torch.float64), torch.randn(3, 4), tmp_path / "net.onnx")
+
+
 def test_distributions_whose_parameters_have_no_values_yet(tmp_path: Path) -> None:
     """By default, torch looks at the values of parameters to see if they are allowed."""
     d = torch.distributions

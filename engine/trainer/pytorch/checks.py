@@ -22,7 +22,10 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
-_CLASSES = {"isfinite": True, **dict.fromkeys(("isnan", "isinf", "isposinf", "isneginf"), False)}
+_CLASSES = {
+    "isfinite": True, **dict.fromkeys(("isnan", "isinf", "isposinf", "isneginf"), False),
+    "_is_all_true": True,  # of torch._check_tensor_all, which raises an error otherwise
+}  # fmt: skip
 # Results of functions of known values, such as a mask that is the same everywhere.
 _ONE: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("all", "any", "max", "amax", "min", "amin"), lambda value: value),

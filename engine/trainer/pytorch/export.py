@@ -39,6 +39,7 @@ from engine.base.signatures import check_arguments
 from engine.system.paths import Paths
 from engine.trainer.pytorch import draws as torch_draws
 from engine.trainer.pytorch import gradients as torch_gradients
+from engine.trainer.pytorch.halves import warn_of_halves, without_halves
 from engine.trainer.pytorch.modes import join_programs
 from engine.trainer.pytorch.module_call import ModuleCall, tensors_of
 from engine.trainer.pytorch.program import (
@@ -150,8 +151,9 @@ def export(
     if not trained:
         raise InputError("no parameter of the module requires a gradient")
     frozen = _list_frozen_norms(torch, module)
-    with in_mode(module, trains=True), silently(torch):
+    with in_mode(module, trains=True), silently(torch), without_halves(torch) as halves:
         program, outputs, moved = program_of(torch, module, call, opset)
+    warn_of_halves(halves)
     held = set(program.model.graph.initializers)
     _write(program, module, given)
     _check_support(given, call.sizes())
@@ -318,7 +320,7 @@ def _add_evaluation(
     Returns whether it does: torch can export that mode, and has an output of it.
     """
     try:
-        with in_mode(module, trains=False), silently(torch):
+        with in_mode(module, trains=False), silently(torch), without_halves(torch):
             evaluated, names, _ = program_of(torch, module, call, opset)
             chosen = _name_outputs({name: name for name in names}, outputs)
     except (ModelError, UnsupportedOpError):
@@ -434,6 +436,7 @@ def _compare(
     with (
         in_mode(module, trains=False),
         silently(torch),
+        without_halves(torch),
         torch.enable_grad(),  # which hooks of tensors need
         torch_draws.fix_draws(torch) as draws,
     ):

@@ -20,6 +20,7 @@ from engine.base.element_types import FLOATS, NUMPY
 from engine.base.errors import EngineError, ModelError, ModelWarning, join_names, warn_user
 from engine.system.paths import Paths
 from engine.trainer.pytorch import draws as torch_draws
+from engine.trainer.pytorch.halves import without_halves
 from engine.trainer.pytorch.module_call import ModuleCall, tensors_of
 from engine.trainer.pytorch.program import in_mode, silently
 
@@ -113,7 +114,12 @@ def compute_torch_gradients(
     before = {name: p.grad for name, p in parameters.items()}
     for parameter in parameters.values():
         parameter.grad = None
-    with in_mode(module, trains=True), silently(torch), torch.enable_grad():
+    with (
+        in_mode(module, trains=True),
+        silently(torch),
+        without_halves(torch),
+        torch.enable_grad(),
+    ):
         made = dict(tensors_of(torch, module(*args, **kwargs), ""))
         terms = [
             (y * torch.from_numpy(_draw_weights(i, y.shape)).to(y.dtype)).sum()

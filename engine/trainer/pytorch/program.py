@@ -25,9 +25,10 @@ from engine.trainer.pytorch.functions import write_out_calls
 from engine.trainer.pytorch.module_call import ModuleCall, tensors_of
 from engine.trainer.pytorch.packing import without_values
 from engine.trainer.pytorch.selections import read_by_places
-from engine.trainer.pytorch.shorthand import (
+from engine.trainer.pytorch.tracing import (
     with_open_lengths,
     without_guesses,
+    without_moves,
     without_validation,
 )
 
@@ -155,6 +156,7 @@ def program_of(
             calls,
             with_open_lengths(torch),
             without_guesses(torch),
+            without_moves(torch),
             without_validation(torch),
             without_values(torch),
         ):
@@ -164,6 +166,7 @@ def program_of(
                 traced = torch.export.export(
                     flat, args, kwargs, dynamic_shapes=call.dynamic(), strict=False
                 )
+                traced._guards_code = []  # for calls of the trace; torch cannot write all of them
                 read_by_places(torch, traced)
                 moved = torch_autograd.stop(torch, traced, len(notes.kept))
                 if moved == changed:
@@ -185,6 +188,7 @@ def program_of(
     _let_drop(graph)
     read_no_masked_key(graph)
     del graph.outputs[len(names) :]  # values of buffers and values with hooks
+    _copy_shared_outputs(graph)
     if changed and module.training:
         _move_buffers(torch, module, call, program, changed)
     for node in graph:
@@ -273,6 +277,25 @@ def _let_drop(graph: Any) -> None:
             graph.insert_before(node, constant)
             node.resize_inputs(3)
             node.replace_input_with(2, constant.outputs[0])
+
+
+def _copy_shared_outputs(graph: Any) -> None:
+    """Let every output be a value of its own.
+
+    A module may return a tensor under two names, or an argument or a parameter as it is.
+    """
+    import onnx_ir
+
+    taken = {id(value) for value in (*graph.inputs, *graph.initializers.values())}
+    for i, value in enumerate(graph.outputs):
+        if id(value) in taken:
+            node = onnx_ir.node("Identity", inputs=[value], name=f"{value.name}/Identity{i}")
+            (copied,) = node.outputs
+            copied.name = f"{value.name}_copy{i}"
+            copied.type, copied.shape = value.type, value.shape
+            graph.append(node)
+            graph.outputs[i] = copied
+        taken.add(id(value))
 
 
 def _name_axes(graph: Any, names: Sequence[Mapping[int, str]]) -> None:

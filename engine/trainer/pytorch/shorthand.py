@@ -9,10 +9,8 @@ Each rule returns what the function does, with the same gradients, or None where
 
 from __future__ import annotations
 
-import builtins
-import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 Rule = Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]
@@ -25,53 +23,6 @@ def read_arguments(names: str, args: Sequence[Any], kwargs: Mapping[str, Any], *
 
 
 # --- attention
-
-
-@contextlib.contextmanager
-def without_guesses(torch: Any) -> Iterator[None]:
-    """Let decoders of torch.nn take masks as they are given.
-
-    Without `is_causal`, they compare a mask with a causal one, to choose a kernel, and a traced
-    mask has no values to compare.  The mask itself is applied in any case.
-    """
-    owner, name = torch.nn.modules.transformer, "_detect_is_causal_mask"
-    before = getattr(owner, name)
-    setattr(owner, name, lambda mask, is_causal=None, size=None: is_causal is True)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
-
-
-@contextlib.contextmanager
-def without_validation(torch: Any) -> Iterator[None]:
-    """Let distributions take their parameters as they are, for a traced one has no values."""
-    owner = torch.distributions.Distribution
-    before = owner._validate_args
-    owner.set_default_validate_args(False)
-    try:
-        yield
-    finally:
-        owner.set_default_validate_args(before)
-
-
-@contextlib.contextmanager
-def with_open_lengths(torch: Any) -> Iterator[None]:
-    """Let `len` of a tensor be its size along axis 0, which may be any.
-
-    A Python function that returns a length has to return a number, by which a trace would take the
-    batch of the example for every batch.
-    """
-    measure = builtins.len
-
-    def measure_any(value: Any) -> Any:
-        return value.shape[0] if isinstance(value, torch.Tensor) and value.dim() else measure(value)
-
-    builtins.len = measure_any
-    try:
-        yield
-    finally:
-        builtins.len = measure
 
 
 def _write_attention(torch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -183,7 +134,10 @@ def _write_copysign(torch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) 
     """Return the size of one number with the sign of another, which -0.0 has, too."""
     given = read_arguments("input other", args, kwargs)
     x, sign = given["input"], given["other"]
-    if not (isinstance(sign, torch.Tensor) and sign.is_floating_point()):
+    if not isinstance(sign, torch.Tensor):
+        size = x.abs() if x.is_floating_point() else x.abs().to(torch.get_default_dtype())
+        return -size if math.copysign(1.0, sign) < 0 else size
+    if not sign.is_floating_point():
         return None
     return torch.where((sign < 0) | ((sign == 0) & (1 / sign < 0)), -x.abs(), x.abs())
 
@@ -480,6 +434,62 @@ def _write_gaussian_loss(torch: Any, args: Sequence[Any], kwargs: Mapping[str, A
     return reduce[given["reduction"]]()
 
 
+# --- numbers beside integers
+
+
+def _widen(torch: Any, x: Any, y: Any) -> Any:
+    """Return integers x as floats if the number y is one; None if x needs no such change."""
+    if not isinstance(x, torch.Tensor) or not isinstance(y, float) or x.dtype == torch.bool:
+        return None
+    return None if x.is_floating_point() or x.is_complex() else x.to(torch.get_default_dtype())
+
+
+def _write_difference(torch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Return y - x of integers x and a float y, which the exporter has no operator for."""
+    given = read_arguments("input other alpha", args, kwargs, alpha=1)
+    wide = _widen(torch, given["input"], given["other"])
+    return None if wide is None else given["other"] - wide * given["alpha"]
+
+
+def _make_floor_division(is_swapped: bool) -> Rule:
+    """Return the rule for rounded-down quotients of integers and a float.
+
+    is_swapped: whether the float is divided.
+    """
+
+    def write_quotient(torch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        x, y = read_arguments("input other", args, kwargs).values()
+        wide = _widen(torch, x, y)
+        if wide is None:
+            return None
+        pair = (torch.full_like(wide, y), wide) if is_swapped else (wide, y)
+        return torch.div(*pair, rounding_mode="floor")
+
+    return write_quotient
+
+
+# --- pictures of another size
+
+
+def _write_interpolate(torch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Return a picture that is scaled with its corners in place, by the size that it gets.
+
+    The scale says no more then: of outputs, the first and the last are the first and the last
+    input.  The exporter would keep the scale and place the outputs by it.
+    """
+    names = "input size scale_factor mode align_corners recompute_scale_factor antialias"
+    given = read_arguments(names, args, kwargs, mode="nearest", antialias=False)
+    x, scales = given["input"], given["scale_factor"]
+    if scales is None or not given["align_corners"]:
+        return None
+    sizes = x.shape[2:]
+    if not isinstance(scales, tuple | list):
+        scales = [scales] * len(sizes)
+    given["size"] = [math.floor(n * scale) for n, scale in zip(sizes, scales, strict=True)]
+    given["scale_factor"] = given["recompute_scale_factor"] = None
+    return torch.nn.functional.interpolate(**given)
+
+
 def _write_rrelu(torch: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Return a Relu with a slope below zero that training draws for each element."""
     given = read_arguments(
@@ -529,5 +539,8 @@ RULES: dict[str, Rule] = {
     "gaussian_nll_loss": _write_gaussian_loss,
     "amax": _make_extreme("amax"), "amin": _make_extreme("amin"), "aminmax": _write_extremes,
     "kthvalue": _write_kthvalue, "median": _write_median,
-    "scatter_reduce": _write_scatter_mean,
+    "scatter_reduce": _write_scatter_mean, "interpolate": _write_interpolate,
+    **dict.fromkeys(("rsub", "__rsub__"), _write_difference),
+    **dict.fromkeys(("floor_divide", "__floordiv__"), _make_floor_division(False)),
+    "__rfloordiv__": _make_floor_division(True),
 }  # fmt: skip
