@@ -19,7 +19,6 @@
 #define TO_FLOAT_UNSIGNED(v) __floatundisf(v)
 #define TRUNCATE(x) __fixdfdi(x)
 #define TRUNCATE_FLOAT(x) __fixsfdi(x)
-#define ROUND(x) roundevenf(x)
 #else
 #define TO_DOUBLE(v) (double)(v)
 #define TO_DOUBLE_UNSIGNED(v) (double)(v)
@@ -27,7 +26,13 @@
 #define TO_FLOAT_UNSIGNED(v) (float)(v)
 #define TRUNCATE(x) (int64_t)(x)
 #define TRUNCATE_FLOAT(x) (int64_t)(x)
-#define ROUND(x) rintf(x)
+#endif
+#ifdef HELPERS
+#define ROUND(x) roundeven(x)
+#define ROUND_FLOAT(x) roundevenf(x)
+#else
+#define ROUND(x) rint(x)
+#define ROUND_FLOAT(x) rintf(x)
 #endif
 
 static uint64_t state = 1;
@@ -56,7 +61,8 @@ static void print_roundings(double x)
 {
     print_double(floor(x));
     print_float(floorf((float)x));
-    print_float(ROUND((float)x));
+    print_float(ROUND_FLOAT((float)x));
+    print_double(ROUND(x));
 }
 
 int main(void)

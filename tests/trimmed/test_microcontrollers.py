@@ -13,9 +13,14 @@ import pytest
 
 from bench import firmware
 from engine.errors import EngineError
+from engine.kernels.binaries.load import get_library
+from engine.kernels.vocabulary.expression import FUNCTIONS
+from engine.kernels.vocabulary.row_program import Input, Program
+from engine.plan.plan import KernelSpec
 from engine.tools.trimmed.build import build
 from engine.tools.trimmed.bundle import BUDGETED, Bundle
 from engine.tools.trimmed.decoders import DecoderOptions
+from engine.tools.trimmed.generate import RUNTIME
 from engine.tools.trimmed.link import link
 from engine.tools.trimmed.options import Options, PlanRequest
 from engine.tools.trimmed.plans import list_artifacts, make_plans
@@ -37,6 +42,16 @@ def make_artifacts(name: str) -> Path:
     folder = make_root() / f"{name}-artifacts"
     firmware.write_model(name, folder)
     return folder
+
+
+def list_missing(archive: Path) -> set[str]:
+    """Return the symbols that the objects of an archive need and none of them defines."""
+    listed = [
+        subprocess.check_output([NM, kind, "-j", archive], text=True).split()
+        for kind in ("-u", "-U")
+    ]
+    needed, defined = ({line for line in lines if ":" not in line} for lines in listed)
+    return needed - defined
 
 
 needs_qemu = pytest.mark.skipif(
@@ -172,12 +187,35 @@ def test_an_archive_needs_no_symbol(case: str, target: str, tmp_path: Path) -> N
         artifacts = make_artifacts(case)
     options = Options("mnist", resolve(target), PlanRequest([8]), freestanding=True)
     build(artifacts, tmp_path, options)
-    listed = [
-        subprocess.check_output([NM, kind, "-j", tmp_path / "libmnist.a"], text=True).split()
-        for kind in ("-u", "-U")
-    ]
-    needed, defined = ({line for line in lines if ":" not in line} for lines in listed)
-    assert needed - defined == set()
+    assert list_missing(tmp_path / "libmnist.a") == set()
+
+
+@pytest.mark.skipif(not shutil.which(NM), reason=f"needs {NM}")
+@pytest.mark.parametrize("element", ["f32", "f64"])
+@pytest.mark.parametrize("target", ["cortex-m4", "rv32imafc", "raspberrypi1", "android-armv7"])
+def test_every_function_of_formulas_is_in_an_archive(
+    target: str, element: str, tmp_path: Path
+) -> None:
+    """For CPUs that lack instructions to round, and to compute with doubles."""
+    platform, source = resolve(target), tmp_path / "runtime.c"
+    parts = [(RUNTIME / part).read_text() for part in ("bytes.c", "helpers.c")]
+    heads = [f"#include <{name}>" for name in ("stdarg.h", "stddef.h", "stdint.h")]
+    source.write_text("\n".join([*heads, *parts]))
+    specs = []
+    for name, function in FUNCTIONS.items():
+        if function.kind == "same" and not name.startswith(("bit", "sh", "philox", "where")):
+            terms = ("in", 0), ("in", 1), ("in", 2)
+            program = Program.computing(
+                [Input(element)] * function.arity, [(element, (name, *terms[: function.arity]))]
+            )
+            specs.append(KernelSpec("map", (program.text(), 1)))
+    assert len(specs) > 30
+    code = get_library(specs, platform.target, table="kernels", data={})
+    archive = link(
+        [code], [source], platform, tmp_path / "lib.a",
+        kind="static", freestanding=True, threads=False, defines={"EDGEGRAD_FREESTANDING": ""},
+    )  # fmt: skip
+    assert list_missing(archive) == set()
 
 
 @pytest.mark.parametrize("target", BARE)

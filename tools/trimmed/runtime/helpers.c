@@ -192,7 +192,6 @@ int64_t __fixsfdi(float value);
 int64_t __fixdfdi(double value);
 float floorf(float x);
 double floor(double x);
-float roundevenf(float x);
 
 HELPER float __floatdisf(int64_t value)
 {
@@ -245,8 +244,16 @@ HELPER float floorf(float x)
 {
     return (float)round_down(x);
 }
+#endif
+#endif
 
-/* Up to 2^23 a sum with 2^23 has no fraction, and is rounded to nearest, ties to even. */
+#if (defined(EDGEGRAD_FREESTANDING) || defined(EDGEGRAD_BIONIC)) \
+    && (defined(__arm__) || defined(__riscv))
+float roundevenf(float x);
+double roundeven(double x);
+
+/* Round to nearest, ties to even: no library of a compiler has these two, nor has Android's C
+ * library.  Up to 2^23 a sum with 2^23 has no fraction, and is rounded so. */
 HELPER float roundevenf(float x)
 {
     float size = x < 0 ? -x : x;
@@ -255,7 +262,30 @@ HELPER float roundevenf(float x)
     float whole = size + 8388608.0f - 8388608.0f;
     return x < 0 ? -whole : whole;
 }
-#endif
+
+/* In integers, because many of these CPUs have no doubles.  The last bit of the whole part is the
+ * last one of the exponent in [1, 2), which is 1 there, and a carry out of the fraction is right. */
+HELPER double roundeven(double x)
+{
+    union {
+        double value;
+        uint64_t bits;
+    } number = {x};
+    uint64_t bits = number.bits;
+    int32_t exponent = (int32_t)(bits >> 52 & 0x7FF) - 1023;
+    uint64_t sign = bits >> 63 << 63, one = (uint64_t)1023 << 52;
+    if (exponent >= 52)
+        return x; /* without a fraction, infinite, or NaN */
+    if (exponent < 0) {
+        bits = sign | (bits << 1 > (one - ((uint64_t)1 << 52)) << 1 ? one : 0); /* 1 above 1/2 */
+    } else {
+        uint64_t half = (uint64_t)1 << (51 - exponent), odd = bits >> (52 - exponent) & 1;
+        bits += half - 1 + odd;
+        bits &= ~(2 * half - 1);
+    }
+    number.bits = bits;
+    return number.value;
+}
 #endif
 
 #if defined(EDGEGRAD_FREESTANDING) \
