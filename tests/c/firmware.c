@@ -42,8 +42,26 @@ void say(const char *text)
     semihost(4, text); /* SYS_WRITE0 */
 }
 
+enum { STACK_BYTES = 4096 }; /* that calls of a model may take, as docs/microcontrollers.md says */
+#define PAINT 0xA5A5A5A5u
+
+/* Words of the stack that nothing has used yet hold PAINT. */
+static uint32_t *find_end_of_data(void)
+{
+    return (uint32_t *)(((uintptr_t)bss_end + 7) & ~(uintptr_t)7);
+}
+
 void stop(int failed)
 {
+#ifndef __riscv
+    const uint32_t *used = find_end_of_data();
+    while (*used == PAINT)
+        used++;
+    if (!failed && stack_top - (const unsigned char *)used > STACK_BYTES) {
+        say("the stack took more than 4096 bytes\n");
+        failed = 1;
+    }
+#endif
     semihost(0x18, (const void *)(failed ? 0x20023 : 0x20026)); /* SYS_EXIT: error, or none */
     for (;;)
         ;
@@ -138,6 +156,11 @@ __attribute__((used)) void _start(void)
         *to++ = *from++;
     for (unsigned char *to = bss_begin; to < bss_end;)
         *(volatile unsigned char *)to++ = 0;
+#ifndef __riscv
+    volatile uint32_t here;
+    for (volatile uint32_t *to = find_end_of_data(); to < &here - 64;)
+        *to++ = PAINT;
+#endif
     train();
 }
 

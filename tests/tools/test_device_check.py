@@ -13,10 +13,13 @@ import onnx
 import pytest
 
 from engine.artifacts import LossType, OptimType, generate_artifacts
+from engine.errors import EngineError
 from engine.graphs.io import onnx_io
 from engine.quantization import Quantization, quantize
 from engine.quantization.post_training import freeze_in_integers
 from engine.tools import cli
+from engine.tools.actions.device_checks import CALLS_OF_TRAINING
+from engine.tools.trimmed import binary
 from engine.tools.trimmed.build import build
 from engine.tools.trimmed.options import Options, PlanRequest
 from engine.tools.trimmed.targets import resolve
@@ -41,7 +44,11 @@ def test_the_figures_are_those_of_the_build(capsys: pytest.CaptureFixture[str]) 
     (row,) = answer["variants"]
     folder = make_build_for("cortex-m7", "mlp")
     assert re.search(rf"MNIST_MEMORY_BYTES +{row['ram']} ", (folder / "mnist.h").read_text())
-    assert 0 < row["flash"] < (folder / "libmnist.a").stat().st_size
+    archive = (folder / "libmnist.a").read_bytes()
+    calls = [f"mnist_{name}" for name in CALLS_OF_TRAINING]
+    assert row["flash"] == binary.count_loaded(archive, calls) < binary.count_loaded(archive)
+    with pytest.raises(EngineError, match="it defines no mnist_fly"):
+        binary.count_loaded(archive, ["mnist_fly"])
     assert row["checkpoint"] == (folder / "checkpoint").stat().st_size
 
 

@@ -17,6 +17,7 @@ from engine.kernels.binaries.load import get_library
 from engine.kernels.vocabulary.expression import FUNCTIONS
 from engine.kernels.vocabulary.row_program import Input, Program
 from engine.plan.plan import KernelSpec
+from engine.tools.trimmed import binary
 from engine.tools.trimmed.build import build
 from engine.tools.trimmed.bundle import BUDGETED, Bundle
 from engine.tools.trimmed.decoders import DecoderOptions
@@ -93,6 +94,11 @@ def test_a_board_trains_as_this_machine_does(
     checkpoint = (board / "checkpoint").stat().st_size
     assert flash > manifest["report"]["parts"]["kernels"] + checkpoint
     assert manifest["report"]["memory"] <= ram < manifest["report"]["memory"] + 1024
+    calls = ["create_in", "input", "input_count", "input_info", "train_step", "optimizer_step",
+             "lazy_reset_grad", "output", "message"]  # fmt: skip
+    roots = [f"mnist_{name}" for name in calls]
+    reached = binary.count_loaded((board / "libmnist.a").read_bytes(), roots)
+    assert flash - checkpoint == pytest.approx(reached, abs=512)  # and the program's own
 
 
 @pytest.mark.skipif(not shutil.which(OBJDUMP), reason=f"needs {OBJDUMP}")

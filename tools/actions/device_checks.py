@@ -28,6 +28,13 @@ from engine.tools.trimmed.progress import SILENT, StagePrinter
 from engine.trainer.forward import Forward
 from engine.training.settings import RecipeOptions
 
+# The functions that a program on a board calls, as the one of docs/microcontrollers.md.
+CALLS_OF_TRAINING = (
+    "create_in", "input", "train_step", "optimizer_step", "lazy_reset_grad", "output", "save_part",
+    "message",
+)  # fmt: skip
+STACK = 4096  # bytes to reserve; tests/c/firmware.c fails if calls take more
+
 
 @dataclass(frozen=True, slots=True)
 class Need:
@@ -35,7 +42,8 @@ class Need:
 
     change: the options that were added, or another change; empty for the training as it was asked.
     areas: the memory of a model, without the stack, by what it holds.
-    flash: code, tables and constants of the library, if a program calls all of its functions.
+    flash: code, tables and constants of the library; of an archive for a board, what a program
+        needs that trains and keeps checkpoints.
     values: the checkpoint with the first values, which a program usually has in flash, too.
     """
 
@@ -68,6 +76,7 @@ class DeviceCheck:
     """The needs of a training and of its variants, the training as it was asked first.
 
     refused: changes that could not be made, with the reasons.
+    is_bare: whether the target has no system, which would give a stack.
     """
 
     target: str
@@ -75,6 +84,7 @@ class DeviceCheck:
     room: Room
     needs: Sequence[Need]
     refused: Sequence[tuple[str, str]]
+    is_bare: bool = False
 
     @property
     def fits(self) -> bool:
@@ -108,6 +118,8 @@ class DeviceCheck:
                 f"{need.change or 'as it is':{wide}s}{need.ram:>12,}{need.flash:>12,}"
                 f"{need.values:>12,}  {verdict}"
             )
+        if self.is_bare:
+            yield f"not counted: your own program, and the stack; reserve {STACK:,} bytes for calls"
         for change, why in self.refused:
             yield f"{change}: not possible: {why}"
         if all(map(self.room.list_excess, self.needs)):
@@ -153,7 +165,8 @@ def check_device(
             except EngineError as error:
                 refused.append((change, str(error)))
     name = options.platform.name
-    return DeviceCheck(name, options.plans.batches, room, needs, refused)
+    is_bare = options.platform.is_bare
+    return DeviceCheck(name, options.plans.batches, room, needs, refused, is_bare)
 
 
 def _write_artifacts(
@@ -193,8 +206,9 @@ def _measure(
         manifest = build(artifacts, Path(folder) / "build", options, progress)
         library = Path(folder) / "build" / manifest["library"]
         flash = library.stat().st_size
-        if options.platform.is_bare:  # of an archive, a program has what its objects load
-            flash = binary.count_loaded(library.read_bytes())
+        if options.platform.is_bare:  # of an archive, a program has what its calls reach
+            roots = [f"{options.name}_{name}" for name in CALLS_OF_TRAINING]
+            flash = binary.count_loaded(library.read_bytes(), roots)
         values = (Path(folder) / "build" / "checkpoint").stat().st_size
     return Need(change, manifest["report"]["areas"], flash, values)
 

@@ -10,7 +10,7 @@ Format, Microsoft Learn; WebAssembly Core Specification 2.0, 5.5.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -77,26 +77,68 @@ def parse(data: bytes, name: str = "binary") -> Binary:
     raise EngineError(f"{name}: neither ELF, 64-bit Mach-O, PE nor WebAssembly")
 
 
-def count_loaded(archive: bytes) -> int:
+def count_loaded(archive: bytes, roots: Collection[str] = ()) -> int:
     """Return the bytes that the ELF objects of an archive put into memory: code and constants.
 
+    roots: the functions that a program calls.  Sections that these do not reach are left out, as
+        linkers leave them out with --gc-sections.  So are tables for unwinding the stack, because
+        linkers join equal entries, and all of C are equal.  Without roots, everything counts.
+
     Raises:
-        EngineError: it is not an archive of ELF objects.
+        EngineError: it is not an archive of ELF objects, or lacks one of the functions.
     """
     if not archive.startswith(_ARCHIVE):
         raise EngineError("archive: it does not begin as one")
     try:
-        at, total = len(_ARCHIVE), 0
-        while at < len(archive):
-            size = int(archive[at + 48 : at + 58])
-            member = archive[at + 60 : at + 60 + size]
-            if member.startswith(b"\x7fELF"):
-                _, sections = _list_elf_sections(member)
-                total += sum(s.size for s in sections if s.flags & _ALLOCATED and s.kind != _NOBITS)
-            at += 60 + size + size % 2
-        return total
+        objects = list(map(_read_object, _list_members(archive)))
+        kept = _reach(objects, roots) if roots else None
+        return sum(
+            section.size
+            for i, each in enumerate(objects)
+            for j, section in enumerate(each.sections)
+            if section.flags & _ALLOCATED and section.kind != _NOBITS
+            if kept is None or (i, j) in kept
+        )
     except (struct.error, IndexError, ValueError) as error:
         raise EngineError(f"archive: damaged: {error}") from None
+
+
+def _list_members(archive: bytes) -> Iterator[bytes]:
+    """Yield the ELF objects of an archive."""
+    at = len(_ARCHIVE)
+    while at < len(archive):
+        size = int(archive[at + 48 : at + 58])
+        member = archive[at + 60 : at + 60 + size]
+        if member.startswith(b"\x7fELF"):
+            yield member
+        at += 60 + size + size % 2
+
+
+def _reach(objects: Sequence[_Object], roots: Collection[str]) -> set[tuple[int, int]]:
+    """Return the sections that functions reach, as numbers of objects and of their sections.
+
+    Raises:
+        EngineError: no object defines one of the functions.
+    """
+    homes: dict[str, tuple[int, int]] = {}
+    for weak in (False, True):  # a strong definition, or else the first weak one
+        for i, each in enumerate(objects):
+            for symbol in each.symbols:
+                if symbol.section and symbol.binding and (symbol.binding == _WEAK) == weak:
+                    homes.setdefault(symbol.name, (i, symbol.section))
+    if missing := sorted(set(roots) - homes.keys()):
+        raise EngineError(f"archive: it defines no {', '.join(missing)}")
+    kept, left = set[tuple[int, int]](), [homes[name] for name in roots]
+    while left:
+        if (at := left.pop()) in kept:
+            continue
+        kept.add(at)
+        for symbol in objects[at[0]].uses.get(at[1], ()):
+            if not symbol.binding:
+                left.append((at[0], symbol.section))
+            elif symbol.name in homes:
+                left.append(homes[symbol.name])
+    return kept
 
 
 def list_function_sizes(data: bytes) -> dict[str, int]:
@@ -151,21 +193,26 @@ def _read_text(data: bytes, at: int) -> str:
 
 # --- ELF
 
-# types of sections: SHT_SYMTAB, SHT_DYNAMIC, SHT_NOBITS, SHT_DYNSYM
-_ALL_SYMBOLS, _DYNAMIC, _NOBITS, _SYMBOLS = 2, 6, 8, 11
+# types of sections: SHT_SYMTAB, SHT_RELA, SHT_DYNAMIC, SHT_NOBITS, SHT_REL, SHT_DYNSYM
+_ALL_SYMBOLS, _ADDENDS, _DYNAMIC, _NOBITS, _RELOCATIONS, _SYMBOLS = 2, 4, 6, 8, 9, 11
 _ALLOCATED = 2  # flag of a section: SHF_ALLOC
-_GLOBAL = 1  # binding of a symbol: STB_GLOBAL
+_GLOBAL, _WEAK = 1, 2  # bindings of a symbol: STB_GLOBAL, STB_WEAK
 _FUNCTION = 2  # type of a symbol: STT_FUNC
 
 
 class _Section(NamedTuple):
-    """A section of an ELF file: `link` is the number of the one with its names."""
+    """A section of an ELF file.
+
+    link: the number of the section with its names.
+    info: of relocations, the number of the section that they change.
+    """
 
     kind: int
     flags: int
     begin: int
     size: int
     link: int
+    info: int
 
 
 class _Symbol(NamedTuple):
@@ -195,9 +242,36 @@ def _list_elf_sections(data: bytes) -> tuple[bool, list[_Section]]:
     wide = data[4] == 2
     table = struct.unpack_from("<Q", data, 40)[0] if wide else struct.unpack_from("<I", data, 32)[0]
     size, count = struct.unpack_from("<HH", data, 58 if wide else 46)
-    form = "<IIQQQQI" if wide else "<IIIIIII"
+    form = "<IIQQQQII" if wide else "<IIIIIIII"
     rows = [struct.unpack_from(form, data, table + i * size) for i in range(count)]
-    return wide, [_Section(row[1], row[2], *row[4:7]) for row in rows]
+    return wide, [_Section(row[1], row[2], *row[4:8]) for row in rows]
+
+
+class _Object(NamedTuple):
+    """An ELF object; `uses` has the symbols that each section refers to, by its number."""
+
+    sections: Sequence[_Section]
+    symbols: Sequence[_Symbol]
+    uses: Mapping[int, Sequence[_Symbol]]
+
+
+def _read_object(data: bytes) -> _Object:
+    """Read an ELF object that is not linked yet."""
+    wide, sections = _list_elf_sections(data)
+    symbols: list[_Symbol] = []
+    for section in sections:
+        if section.kind == _ALL_SYMBOLS:
+            symbols += _list_elf_symbols(data, wide, section, sections[section.link].begin)
+    uses: dict[int, list[_Symbol]] = {}
+    entry, shift = ("<QQ", 32) if wide else ("<II", 8)
+    for section in sections:
+        if section.kind in (_ADDENDS, _RELOCATIONS):
+            step = struct.calcsize(entry) // 2 * (3 if section.kind == _ADDENDS else 2)
+            for at in range(section.begin, section.begin + section.size, step):
+                _, word = struct.unpack_from(entry, data, at)
+                if word >> shift:  # symbol 0, which the list lacks, stands for none
+                    uses.setdefault(section.info, []).append(symbols[(word >> shift) - 1])
+    return _Object(sections, symbols, uses)
 
 
 def _read_elf(data: bytes) -> Binary:
@@ -206,7 +280,7 @@ def _read_elf(data: bytes) -> Binary:
     machine = name_elf_machine(struct.unpack_from("<H", data, 18)[0], 64 if wide else 32)
     exports, needs, libraries = set(), set(), []
     for section in sections:
-        kind, _, begin, length, link = section
+        kind, _, begin, length, link, _ = section
         if kind == _SYMBOLS:
             for symbol in _list_elf_symbols(data, wide, section, sections[link].begin):
                 if symbol.section:
