@@ -91,7 +91,7 @@ def count_loaded(archive: bytes, roots: Collection[str] = ()) -> int:
         raise EngineError("archive: it does not begin as one")
     try:
         objects = list(map(_read_object, _list_members(archive)))
-        kept = _reach(objects, roots) if roots else None
+        kept = _find_reached(objects, roots) if roots else None
         return sum(
             section.size
             for i, each in enumerate(objects)
@@ -114,7 +114,7 @@ def _list_members(archive: bytes) -> Iterator[bytes]:
         at += 60 + size + size % 2
 
 
-def _reach(objects: Sequence[_Object], roots: Collection[str]) -> set[tuple[int, int]]:
+def _find_reached(objects: Sequence[_Object], roots: Collection[str]) -> set[tuple[int, int]]:
     """Return the sections that functions reach, as numbers of objects and of their sections.
 
     Raises:

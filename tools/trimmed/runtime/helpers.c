@@ -264,7 +264,7 @@ HELPER float roundevenf(float x)
 }
 
 /* In integers, because many of these CPUs have no doubles.  The last bit of the whole part is the
- * last one of the exponent in [1, 2), which is 1 there, and a carry out of the fraction is right. */
+ * last one of the exponent in [1, 2), which is 1 there; a carry out of the fraction is right. */
 HELPER double roundeven(double x)
 {
     union {
