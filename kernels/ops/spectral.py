@@ -141,11 +141,17 @@ def _product(nodes: Nodes, x: str, t: TensorType, matrix: Array, kept: int) -> s
 # --- STFT
 
 
+def _read_signal(site: Site) -> TensorType:
+    """Return the signal's type, [batch, length, 1 or 2]: models also write [batch, length]."""
+    x = site.real(0)
+    if x.rank not in (2, 3):
+        site.wrong(f"input 0 is {x}; expected [batch, length, 1 or 2] or [batch, length]")
+    return x if x.rank == 3 else x.but((*x.shape, 1))
+
+
 def _read_stft(site: Site) -> tuple[int, int, int]:
     """Return the frames, their length and the step between them."""
-    x = site.real(0)
-    if x.rank != 3:
-        site.wrong(f"input 0 is {x}; expected [batch, length, 1 or 2]")
+    x = _read_signal(site)
     total, step = _read_size(site, x, 1), _read_number(site, 1, "the frame step")
     window = site.real(2) if site.has(2) else None
     if window is not None and window.rank != 1:
@@ -168,13 +174,13 @@ def _read_stft(site: Site) -> tuple[int, int, int]:
 
 
 def _stft_infer(site: Site) -> tuple[TensorType, ...]:
-    x = site.real(0)
+    x = _read_signal(site)
     frames, n, _ = _read_stft(site)
     return (x.but((x.shape[0], frames, n // 2 + 1 if site.attrs["onesided"] else n, 2)),)
 
 
 def _stft_expand(nodes: Nodes) -> tuple[str, ...]:
-    x = nodes.site.real(0)
+    x = _read_signal(nodes.site)
     frames, n, step = _read_stft(nodes.site)
     parts = _count_parts(nodes.site, x)
     _check_matrix(nodes.site, n * parts, n // 2 + 1 if nodes.site.attrs["onesided"] else n)
@@ -183,7 +189,8 @@ def _stft_expand(nodes: Nodes) -> tuple[str, ...]:
     at = np.arange(frames)[:, None] * step + np.arange(n)
     cut = nodes.op("Gather", nodes.x(0), nodes.const(at, "i64"), axis=1)
     if nodes.site.has(2):
-        cut = nodes.op("Mul", cut, nodes.op("Reshape", nodes.x(2), i64s(nodes, n, 1)))
+        column = (n, 1) if nodes.site.real(0).rank == 3 else (n,)
+        cut = nodes.op("Mul", cut, nodes.op("Reshape", nodes.x(2), i64s(nodes, *column)))
     matrix = make_dft_matrix(n, parts, n, False, bool(nodes.site.attrs["onesided"]))
     return (_product(nodes, cut, x.but((x.shape[0], frames, n, parts)), matrix, 2),)
 
