@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, NoReturn
 
@@ -35,6 +35,7 @@ from engine.kernels.vocabulary.units import check_units
 FOLD_BYTES = 1 << 20  # of the operands and results that constant folding takes
 REPEATED = 64  # elements of a constant that repeats another; readers of a larger one repeat it
 # From this size on, products read a quantised matrix as it is; see passes/quantised.py.
+_MOST_TRIED = 8  # symbols that are given the number 1, each alone
 QUANTISED = 64
 
 
@@ -199,8 +200,6 @@ def _find_made_of_sizes(graph: Graph) -> set[str]:
 
 def _infer(graph: Graph, answers: Answers[NodeResults]) -> Inferred:
     """Infer a graph whose inputs may have symbolic dimensions."""
-    if not list_symbols(graph):
-        return _InferenceWalk(graph, answers).run()
 
     def walk_of(graph: Graph, answers: Answers[NodeResults]) -> Walk:
         def walk(sizes: Mapping[str, int]) -> Inferred:
@@ -216,15 +215,43 @@ def _infer(graph: Graph, answers: Answers[NodeResults]) -> Inferred:
 
         return walk
 
-    try:
+    def infer_in_trials(graph: Graph) -> Inferred:
+        if not list_symbols(graph):
+            return _InferenceWalk(graph, answers).run()
         return infer_by_trial(graph, walk_of(graph, answers), lambda part: walk_of(part, Answers()))
+
+    try:
+        return infer_in_trials(graph)
     except ShapeError as failure:
         try:
             return _InferenceWalk(graph, answers).run()
         except InternalError:
             raise
         except EngineError:  # the error of the trial with numbers says more
-            raise failure from None
+            return _infer_with_one(graph, infer_in_trials, failure)
+
+
+def _infer_with_one(
+    graph: Graph, infer_in_trials: Callable[[Graph], Inferred], failure: ShapeError
+) -> Inferred:
+    """Infer a graph that accepts only 1 for one of its symbols, and give that symbol the number.
+
+    Files say that a batch may vary where it cannot: a state beside it or a Reshape has 1 written
+    out.
+
+    Raises:
+        ShapeError: `failure`, because no symbol is such.
+    """
+    for symbol in list_symbols(graph)[:_MOST_TRIED]:
+        fixed = graph.copy()
+        rename(fixed, {symbol: 1})
+        try:
+            inferred = infer_in_trials(fixed)
+        except ShapeError:
+            continue
+        graph.inputs, graph.types = fixed.inputs, fixed.types
+        return inferred
+    raise failure from None
 
 
 def list_sources(graph: Graph, name: str, constants: Mapping[str, Array]) -> tuple[str, ...]:

@@ -301,14 +301,32 @@ def test_a_symbol_against_a_number_is_left_to_the_rules() -> None:
     assert str(types["z"]) == "f32[5,3]"
 
 
+@pytest.mark.parametrize("other", [{}, {"b": ("k",)}], ids=["alone", "beside another"])
+def test_a_symbol_for_which_only_1_fits_is_1(other: dict[str, tuple[Any, ...]]) -> None:
+    """A speech model declares that the batch may vary, and has a first state of one sequence."""
+    nodes = [
+        Node("Transpose", ("x",), ("t",), {"perm": [1, 0, 2]}),
+        Node("GRU", ("t", "w", "r", "", "", "h"), ("s",), {"hidden_size": 2}),
+        *(Node("Exp", (name,), ("z",)) for name in other),
+        Node("Squeeze", ("s",), ("y",)),
+    ]
+    weights = {"w": np.ones((1, 6, 4), F32), "r": np.ones((1, 6, 2), F32)}
+    g = graph({"x": ("batch", "n", 4), **other, "h": (1, 1, 2)}, nodes, weights)
+    inferred = infer(g)
+    assert str(inferred.types["s"]) == "f32[n,1,1,2]"
+    assert g.inputs["x"].shape == (1, "n", 4)
+    if other:
+        assert str(inferred.types["z"]) == "f32[k]"
+
+
 def test_a_rank_that_depends_on_sizes_is_refused() -> None:
     nodes = [
         Node("Shape", ("x",), ("s",)),
         Node("ConstantOfShape", ("s",), ("ones",), {"value": np.ones(1, I64)}),
         Node("Reshape", ("x", "ones"), ("y",)),
     ]
-    with pytest.raises(ShapeError, match=r"Reshape '' .*f32\[67\].*with n=67"):
-        infer(graph({"x": ("n",)}, nodes))
+    with pytest.raises(ShapeError, match=r"Reshape '' .*f32\[67,2\].*with n=67"):
+        infer(graph({"x": ("n", 2)}, nodes))
 
 
 @pytest.mark.parametrize("op", ["Equal", "GreaterOrEqual", "Min"])
