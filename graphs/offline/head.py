@@ -209,7 +209,7 @@ def unfreeze_head(graph: Graph, output: int = 0) -> list[str]:
     name = graph.outputs[output]
     join_scales(graph)
     write_head_in_floats(graph, name)
-    head = find_head(graph, name)
+    head = _make_head(graph, *_find_layer(graph, name, is_replaced=False))
     return [each for each in (head.weight, head.bias) if each]
 
 
@@ -220,31 +220,51 @@ def _keeps_classes(node: Node) -> bool:
     return is_map or node.op in KEEPING
 
 
-def _find_layer(graph: Graph, output: str) -> tuple[Node, str, list[str], list[str]]:
-    """Return the linear node that makes scores, the bias of an Add, and see `Head`."""
+def _find_only_value(node: Node, graph: Graph, makers: Mapping[str, Node]) -> str:
+    """Return the one operand of a node that is no constant; empty if there are others, or none."""
+    values = [
+        name
+        for name in dict.fromkeys(node.list_reads())
+        if name not in graph.initializers and (name not in makers or makers[name].inputs)
+    ]
+    return values[0] if len(values) == 1 else ""
+
+
+def _find_layer(
+    graph: Graph, output: str, *, is_replaced: bool = True
+) -> tuple[Node, str, list[str], list[str]]:
+    """Return the linear node that makes scores, the bias of an Add, and see `Head`.
+
+    is_replaced: for another number of classes, which must be kept from the layer to the scores.
+        Otherwise, any nodes that compute with one value, and with constants, may be between them.
+    """
     makers, bias, values, shapes = graph.find_producers(), "", [output], list[str]()
     node = makers.get(output)
     while node is not None and not node.domain:
-        if node.op == "Add" and not bias:
-            constants = [i for i in node.inputs if i in graph.initializers]
-            others = [i for i in node.inputs if i not in graph.initializers]
-            if len(constants) != 1:
-                break
-            bias, (name,) = constants[0], others
+        constants = [i for i in node.inputs if i in graph.initializers]
+        if node.op == "Add" and not bias and len(constants) == 1:
+            bias, (name,) = constants[0], [i for i in node.inputs if i not in constants]
         elif node.op in ("Identity", "Reshape") or (not bias and _keeps_classes(node)):
             name = node.inputs[0]
             if node.op == "Reshape":
                 shapes.append(node.inputs[1])
         elif find_product(node) in (GEMM, MATMUL, CONV):
             return node, bias, values, shapes
+        elif not is_replaced and (only := _find_only_value(node, graph, makers)):
+            name, bias = only, ""
         else:
             break
         values.append(name)
         node = makers.get(name)
     what = "an input" if node is None else f"{node.op} (node {node.name!r})"
+    supported = "supported: Gemm, MatMul and Add, Conv, and these of integers with constant weights"
+    if not is_replaced:
+        raise ModelError(
+            f"the last layer is not known: the scores {output!r} are made by {what} ({supported}): "
+            "name the parameters to train instead, as in train='classifier'"
+        )
     raise ModelError(
-        f"the scores {output!r} are made by {what}, which cannot be replaced (supported: "
-        "Gemm, MatMul and Add, Conv, and these of integers with constant weights): "
+        f"the scores {output!r} are made by {what}, which cannot be replaced ({supported}): "
         "export the model with as many outputs as there are classes"
     )
 
@@ -292,7 +312,8 @@ def replace_head(graph: Graph, classes: int, seed: int, output: int = 0) -> Head
         ShapeError: the scores of the model would not have the shape (batch, classes, ...).
     """
     name = graph.outputs[output]
-    unfreeze_head(graph, output)
+    join_scales(graph)
+    write_head_in_floats(graph, name)
     head = find_head(graph, name)
     weight = graph.initializers[head.weight]
     before = weight.shape[head.axis]

@@ -140,8 +140,10 @@ class _Head:
     def skip_rounding(self, name: str) -> str:
         """Return what a value was before it was rounded in a range of its own."""
         back = self.makers.get(name)
-        maker = self.makers.get(back.inputs[0]) if back is not None else None
-        if back is None or maker is None or not is_dequantiser(back):
+        if back is None or not is_dequantiser(back):
+            return name
+        maker = self.makers.get(back.inputs[0])
+        if maker is None:
             return name
         # A scale that is computed with the integers has the range of these numbers alone.
         units = find_units(maker) or ("", "")

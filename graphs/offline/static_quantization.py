@@ -32,6 +32,7 @@ from engine.graphs.offline.integer_weights import IntegerWeights, find_floor, fi
 from engine.graphs.offline.normalize import fold_factors, name_nodes, set_inference_mode
 from engine.graphs.offline.scales import Scale
 from engine.graphs.passes.batchnorm import absorb_norms
+from engine.graphs.passes.control import unroll
 from engine.graphs.passes.infer import infer
 from engine.graphs.passes.simplify import drop_identities, prune
 from engine.kernels.ops.fake_quantization import find_top
@@ -122,8 +123,8 @@ class Learning:
 def prepare_forward(graph: Graph, trained: Collection[str] = ()) -> Graph:
     """Return a copy in inference form whose convolutions have absorbed their batch normalisations.
 
-    Weights that depend only on constants are constants, and factors of Gemm are part of them, see
-    `fold_factors`.
+    Loops and branches become plain nodes, as in training.  Weights that depend only on constants
+    are constants, and factors of Gemm are part of them, see `fold_factors`.
 
     trained: names of convolutions whose normalisation stays one that can be trained, see
         `absorb_norms`.
@@ -141,7 +142,7 @@ def prepare_forward(graph: Graph, trained: Collection[str] = ()) -> Graph:
                 f"{graph.name}: {node.op} {node.name!r} quantises {node.inputs[0]!r} already; give "
                 "the float model"
             )
-    made = drop_identities(set_inference_mode(name_nodes(graph.copy())))
+    made = drop_identities(set_inference_mode(name_nodes(unroll(graph.copy()))))
     before = {node.name: node.inputs for node in made.nodes}
     _fold_constants(absorb_norms(made, trained))
     made = prune(fold_factors(made))

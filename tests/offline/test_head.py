@@ -123,6 +123,36 @@ def test_what_cannot_be_replaced(model: Any, message: str) -> None:
         replace_head(model(), 3, seed=0)
 
 
+@pytest.mark.parametrize(
+    ("nodes", "initializers"),
+    [
+        # Images of Keras: channels last, after each convolution.
+        ("{ h = Conv(x, w, b) y = Transpose<perm=[0, 2, 3, 1]>(h) }", {}),
+        ("{ h = Conv(x, w, b) z = Sub(h, mean) y = Div(z, deviation) }",
+         {"mean": 2.0, "deviation": 3.0}),
+        ("{ h = Conv(x, w, b) s = Softmax<axis=1>(h) z = Mul(s, places) y = ReduceSum(z, axes) }",
+         {"places": normal(1, 6, 1, 1), "axes": np.array([1])}),
+        # A scale is computed without inputs; no rounding is there to leave out.
+        ("{ h = Conv(x, w, b) c = Constant<value_float=2.0> () t = Add(h, c) y = Tanh(t) }", {}),
+    ],
+    ids=["transposed", "scaled", "expected place", "a constant node"],
+)  # fmt: skip
+def test_a_head_that_is_trained_may_be_followed_by_what_computes_with_it_alone(
+    nodes: str, initializers: dict[str, Any]
+) -> None:
+    head = '<ir_version: 8, opset_import: ["" : 17]> m (float[n, 4, 2, 2] x) => (float[] y) '
+    weights = {"w": normal(6, 4, 1, 1), "b": normal(6)}
+    assert unfreeze_head(graph(nodes, head, **weights, **initializers)) == ["w", "b"]
+
+
+def test_two_layers_are_not_one_head() -> None:
+    model = graph(
+        "{ h = MatMul(x, w) z = MatMul(x, v) y = Add(h, z) }", w=normal(4, 6), v=normal(4, 6)
+    )
+    with pytest.raises(ModelError, match=r"made by Add .* name the parameters to train instead"):
+        unfreeze_head(model)
+
+
 def test_scores_of_another_rank_are_refused() -> None:
     """Three classes at each of four places would be flattened to twelve."""
     model = graph("{ h = Conv(x, w) y = Flatten(h) }", IMAGE, w=normal(6, 4, 1, 1))

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper, parser
 
 import edgegrad
 from engine.base.aliases import Array
@@ -402,6 +402,25 @@ def test_values_that_are_not_finite_or_always_zero_name_their_node() -> None:
     ]
     weights["w"] = draw(4, 3, 1, 1)
     refuse(build(nodes, weights), x, InputError, "Relu 'dead': 'b' is 0 for all calibration data")
+
+
+def test_both_branches_of_a_choice_are_rounded() -> None:
+    """A detector of wake words asks a second network where the first has one."""
+    model = parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]> m (float[n, 3] x) => (float[n, 5] y) {
+            s = ReduceSum <keepdims = 0> (x)
+            b = Greater(s, zero)
+            y = If(b) <
+                then_branch = one () => (float[n, 5] p) { p = MatMul(x, w) },
+                else_branch = two () => (float[n, 5] q) { q = MatMul(x, v) }
+            >
+        }"""
+    )
+    weights = {"w": draw(3, 5), "v": draw(3, 5), "zero": np.zeros((), np.float32)}
+    for name, value in weights.items():
+        model.graph.initializer.append(numpy_helper.from_array(value, name))
+    made = quantize(model, draw(8, 3))
+    assert len([n for n in made.graph.nodes if n.op == "MatMul"]) == 2
 
 
 def test_models_without_work_are_refused() -> None:
