@@ -221,7 +221,7 @@ def _keeps_classes(node: Node) -> bool:
 
 
 def _find_only_value(node: Node, graph: Graph, makers: Mapping[str, Node]) -> str:
-    """Return the one operand of a node that is no constant; empty if there are others, or none."""
+    """Return the only operand of a node that is not constant; empty if there are several."""
     values = [
         name
         for name in dict.fromkeys(node.list_reads())
