@@ -13,7 +13,8 @@ others have folded normalisations.  `learned`: scales are trained.
 
 `accuracy.resident` moves a float model to mirrored data by SGD at one rate: all layers in floats;
 or, after quantisation, the last layer in floats, or the last layers (--last) or all as integers in
-place, with weights of 8 or 4 bits.  `before` is the accuracy without it.
+place, with weights of 8 or 4 bits.  `before` is the accuracy without it; `residuals`: weights keep
+what rounding to 4 bits leaves (graphs/offline/residuals.py).
 
 `accuracy.torchao` trains the same float model with roundings here and by torchao, which a Python of
 EDGEGRAD_BENCH_PEERS has.  torchao rounds linear layers alone, and has no moving ranges: activations
@@ -232,6 +233,9 @@ def move_model(
                 {"update": SparseUpdate(layers=["*"], integers=True)},
             ),
         }
+        if how.weight_bits == 4:
+            kept = SparseUpdate(layers=["*"], integers=True, residuals=True)
+            sides[f"{kind}, all in place, residuals"] = (integers, {"update": kept})
     moved = mirror(lesson)
     x, y = moved.x[: options.samples], moved.y[: options.samples, 0]
     for side, (model, given) in sides.items():

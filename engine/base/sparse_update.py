@@ -41,9 +41,12 @@ class SparseUpdate:
             for the backward pass.
         integers: whether quantised weights and biases may be chosen, too.  They are trained as the
             integers that they are, in place, by SGD without momentum; `layers=["*"]` chooses all.
+        residuals: whether integers of 4 bits keep in training what rounding leaves of them, in 4
+            more bits.  The model still computes with 4 bits, and its export has 4 bits.
 
     Raises:
-        InputError: nothing is chosen, or a number is out of range.
+        InputError: nothing is chosen, a number is out of range, or there are residuals without
+            integers.
     """
 
     layers: Sequence[str] = ()
@@ -52,7 +55,10 @@ class SparseUpdate:
     last: int = 0
     channels: Mapping[str, float] = field(default_factory=dict)
     integers: bool = False
+    residuals: bool = False
 
     def __post_init__(self) -> None:
         if not (self.layers or self.biases or self.norms or self.last or self.channels):
             raise InputError("SparseUpdate(): nothing is trained; name layers, biases, norms, ...")
+        if self.residuals and not self.integers:
+            raise InputError("SparseUpdate(residuals=True) is for integers; add integers=True")

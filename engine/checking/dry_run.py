@@ -63,13 +63,14 @@ def check(
     """
     opened, budget = opened or subject.open(), subject.planning.budget
     kernels = opened.train.memory.kernels
+    packed = _count_packed_values(subject.training) if _has_bytes(subject) else {}
     result = Check(
         source=source,
         threads=subject.threads,
         kernels=kernels.name,
         inputs=tuple(_list_inputs(opened, shapes)),
-        trained=subject.count_values(trained=True),
-        frozen=subject.count_values(trained=False),
+        trained=subject.count_values(trained=True, packed=packed),
+        frozen=subject.count_values(trained=False, packed=packed),
         budget=budget,
     )
     try:
@@ -110,6 +111,23 @@ def check(
         machine=(machine.flops, machine.memory),
         unsure=machine.unsure,
     )
+
+
+def _has_bytes(subject: Subject) -> bool:
+    """Return whether parameters are bytes, which may have several values each."""
+    return any(ITEMSIZE[dtype] == 1 for dtype, _ in subject.parameters.values())
+
+
+def _count_packed_values(training: Source) -> dict[str, int]:
+    """Count the values of the parameters of a training model that have several in a byte."""
+    from engine.graphs.io import onnx_io
+    from engine.graphs.passes.quantised import PACKED_WEIGHTS
+
+    return {
+        node.inputs[0]: int(node.attrs["rows"]) * int(node.attrs["columns"])
+        for node in onnx_io.load(training).nodes
+        if (node.domain, node.op) == PACKED_WEIGHTS
+    }
 
 
 def _count_integer_layers(plan: Plan) -> int:

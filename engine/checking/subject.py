@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 import numpy as np
 
@@ -86,10 +87,19 @@ class Subject:
             update = open_optimizer(self.optimizer, state, memory, self.threads, records=Records)
         return Opened(train, update)
 
-    def count_values(self, *, trained: bool) -> tuple[int, int]:
-        """Return how many parameters are trained, or are not, and how many values they have."""
-        shapes = [s for n, (_, s) in self.parameters.items() if (n in self.trained) == trained]
-        return len(shapes), sum(map(math.prod, shapes))
+    def count_values(
+        self, *, trained: bool, packed: Mapping[str, int] = MappingProxyType({})
+    ) -> tuple[int, int]:
+        """Return how many parameters are trained, or are not, and how many values they have.
+
+        packed: the values of parameters that have several in a byte.
+        """
+        sizes = [
+            packed.get(n, math.prod(s))
+            for n, (_, s) in self.parameters.items()
+            if (n in self.trained) == trained
+        ]
+        return len(sizes), sum(sizes)
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from engine.graphs.offline.nibbles import NIBBLE_OPSET, store_nibbles
 from engine.graphs.offline.normalize import set_inference_mode
 from engine.graphs.offline.packed_weights import unpack_weights
 from engine.graphs.offline.precision import narrow_graph
+from engine.graphs.offline.residuals import round_residuals
 from engine.graphs.offline.sparse import join_parts
 from engine.graphs.offline.ties import untie
 from engine.graphs.passes.infer import infer
@@ -66,6 +67,7 @@ def make_inference_model(
     graph.metadata = {k: text for k, text in graph.metadata.items() if not k.startswith(NOTE)}
     _embed(graph, parameters)
     unpack_weights(graph)
+    round_residuals(graph)
     join_parts(graph)
     if tied_apart:
         untie(graph)

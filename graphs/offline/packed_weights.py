@@ -24,7 +24,7 @@ from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.ir.sites import make_site
 from engine.graphs.passes.infer import infer
 from engine.graphs.passes.quantised import PACKED_WEIGHTS
-from engine.kernels.ops.quantised_weights import read_nbits
+from engine.kernels.ops.quantised_weights import is_in_order, read_nbits
 from engine.kernels.vocabulary.op import MS, OURS
 
 NBITS = MS, "MatMulNBits"
@@ -136,10 +136,12 @@ def write_product_in_floats(graph: Graph, node: Node) -> bool:
     a, weights, scale, zero, order, bias = (*node.inputs, *[""] * 6)[:6]
     known = graph.initializers
     constants = [known.get(name) for name in (weights, scale, zero) if name]
-    if (node.domain, node.op) != NBITS or order or any(c is None for c in constants):
+    if (node.domain, node.op) != NBITS or any(c is None for c in constants):
         return False
     rows, k, bits = (int(node.attrs.get(name, 4)) for name in ("N", "K", "bits"))
     block = int(node.attrs["block_size"])
+    if order and not is_in_order(known.get(order), k, block):
+        return False
     blocks = -(-k // block)
     levels = split_bytes(known[weights].reshape(rows, -1), bits).astype(np.float64)
     points: Array = np.full((rows, blocks), 1 << bits - 1)

@@ -49,6 +49,7 @@ from engine.graphs.ir.sites import find_product, is_dequantiser
 from engine.graphs.offline.integer_training import list_resident, list_units
 from engine.graphs.offline.normalize import name_nodes, turn_into_inputs
 from engine.graphs.offline.parameters import list_parameters
+from engine.graphs.offline.residuals import keep_residuals
 from engine.graphs.passes.batchnorm import list_batch_norms, list_folded_norms
 from engine.graphs.passes.infer import infer
 from engine.graphs.passes.patterns import fuse_patterns
@@ -161,6 +162,9 @@ def choose_and_split(
     # Integers that are not trained stay constants, with which their layers compute in integers.
     rest = [n for n in known if n not in chosen.trained and graph.initializers[n].dtype.kind == "f"]
     trained = [name + TRAINED if name in chosen.parts else name for name in chosen.trained]
+    if update.residuals:
+        keep_residuals(graph, trained)
+        name_nodes(graph)
     still = [name + FROZEN for name in chosen.parts]
     return trained, [*frozen, *rest, *still], list(chosen.frozen_norms)
 

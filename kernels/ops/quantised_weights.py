@@ -12,6 +12,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+
+from engine.base.aliases import Array
 from engine.kernels.loops.block_integers import INTEGER_BLOCKS, can_round, lower_integer_blocks
 from engine.kernels.loops.map import MAP_KERNELS
 from engine.kernels.loops.quantised import (
@@ -268,9 +271,10 @@ def _nbits_infer(site: Site) -> tuple[TensorType, ...]:
         site.fail(f"N={n}, K={k}", "1 or more of each")
     if block < 1 or block * bits % 8:
         site.fail(f"block_size={block} of {bits} bits", "1 or more, which fill whole bytes")
-    if site.has(4):
+    if site.has(4) and not is_in_order(site.value(4), k, block):
         site.fail(
-            "input 4 (g_idx) is given, a group for each row", "rows in the order of their groups"
+            "input 4 (g_idx) gives rows another group than their block",
+            f"a constant in which row i has the group i // {block}, or none",
         )
     if a.rank < 1 or (a.shape[-1] not in (k,) and isinstance(a.shape[-1], int)):
         site.wrong(f"input 0 is {a}; its last axis must be K={k}")
@@ -285,6 +289,13 @@ def _nbits_infer(site: Site) -> tuple[TensorType, ...]:
         if zeros.dtype not in ("u8", a.dtype) or zeros.size != size:
             site.fail(f"zero points (input 3) are {zeros}", f"{size} of u8 or {a.dtype}")
     return (a.but((*a.shape[:-1], n)),)
+
+
+def is_in_order(groups: Array | None, k: int, block: int) -> bool:
+    """Return whether g_idx, which may go on to the end of the last block, says what blocks say."""
+    if groups is None or groups.size not in (k, -(-k // block) * block):
+        return False
+    return bool(np.array_equal(groups.reshape(-1), np.arange(groups.size) // block))
 
 
 def _nbits_product(nodes: Nodes, a: str, trans: int, bias: str = "", rounds: int = 0) -> str:

@@ -15,8 +15,10 @@ from engine.api import CheckpointState, Module
 from engine.artifacts import LossType, generate_artifacts
 from engine.errors import DTypeError, UnsupportedOpError
 from engine.graphs.io import onnx_io
+from engine.graphs.offline.packed_weights import write_product_in_floats
 from engine.graphs.planner.planner import make_plan
 from engine.kernels.machine.target import detect_host
+from engine.training.inference import Session
 from tests.support.harness import get_gradient, run
 
 PASS = "read quantised"
@@ -168,12 +170,30 @@ def test_packed_integers_of_2_bits_have_no_gradient(tmp_path: Path) -> None:
         artifacts(tmp_path, first, frozen, values, trained="q")
 
 
-def test_an_order_of_rows_is_refused() -> None:
-    nodes = "y = com.microsoft.MatMulNBits<N=4, K=16, block_size=16>(x, q, s, , g)"
-    values = {"q": np.zeros((4, 1, 8), np.uint8), "s": scale(4), "g": np.zeros(16, np.int32)}
-    with pytest.raises(UnsupportedOpError, match=r"g_idx\) is given, a group for each row"):
+@pytest.mark.parametrize("size", [48, 40], ids=["whole blocks", "K"])
+def test_an_order_of_rows_that_says_what_blocks_say_changes_nothing(size: int) -> None:
+    """The last block may end after K; the node is also read as a product of floats."""
+    nodes = "y = com.microsoft.MatMulNBits<N=4, K=40, block_size=16>(x, q, s, {})"
+    values = {"q": integers(4, 3, 8).view(np.uint8), "s": scale(12)}
+    groups = (np.arange(size) // 16).astype(np.int32)
+    x = {"x": normal(2, 40)}
+    plain = model(nodes.format(""), "float[2,40]", **values)
+    ordered = model(nodes.format(", g"), "float[2,40]", **values, g=groups)
+    np.testing.assert_array_equal(
+        Session(ordered, threads=1).run(None, x)[0], Session(plain, threads=1).run(None, x)[0]
+    )
+    graph = onnx_io.load(ordered)
+    assert write_product_in_floats(graph, graph.nodes[0])
+
+
+def test_another_order_of_rows_is_refused() -> None:
+    nodes = "y = com.microsoft.MatMulNBits<N=4, K=32, block_size=16>(x, q, s, , g)"
+    values = {"q": np.zeros((4, 2, 8), np.uint8), "s": scale(8), "g": np.zeros(32, np.int32)}
+    with pytest.raises(
+        UnsupportedOpError, match=r"g_idx\) gives rows another group than their block"
+    ):
         make_plan(
-            onnx_io.load(model(nodes, "float[2,16]", **values)), {}, target=detect_host(), threads=1
+            onnx_io.load(model(nodes, "float[2,32]", **values)), {}, target=detect_host(), threads=1
         )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, numpy_helper
 
 from engine.artifacts import SGD, SparseUpdate
 from engine.base.aliases import Array
@@ -32,13 +32,12 @@ from tests.support.resident_integers import (
     check_checkpoint,
     fit,
     make_data,
+    make_layer,
     make_nbits,
     measure_accuracy,
     run_unrounded,
     train_network,
 )
-
-KINDS = {"int4": (TensorProto.INT4, np.int8), "uint4": (TensorProto.UINT4, np.uint8)}
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +62,8 @@ def test_a_network_of_4_bits_learns_other_labels_in_place(int4: Path, tmp_path: 
         assert p.data.nbytes == -(-math.prod(given[name].dims) * bits // 8), name
         assert p.data.tobytes() == given[name].raw_data
     x, y = make_data(200, seed=9, shift=1)
+    values = [math.prod(given[name].dims) for name, _ in trainer.state.parameters]
+    assert trainer.check(x[:4], y[:4], variants=False).trained == (len(values), sum(values))
     before = measure_accuracy(trainer, x, y)
     fit(trainer, epochs=12)
     trained = np.asarray(trainer.predict(x))
@@ -114,39 +115,6 @@ def test_a_build_trains_them_like_the_engine(int4: Path, tmp_path: Path) -> None
 # --- gradients and rounding
 
 
-def make_model(
-    kind: str,
-    weight: Array,
-    units: tuple[Array, Array],
-    reader: str,
-    inputs: tuple[int | str, ...],
-    attrs: dict[str, Any] | None = None,
-    **block: Any,
-) -> bytes:
-    """Return a model of one layer with such weights.
-
-    units: scales and zero points.  inputs: the shape of x.  block: axis and block_size.
-    """
-    code, dtype = KINDS[kind]
-    scale, zero = units
-    nodes = [
-        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["w"], **block),
-        helper.make_node(reader, ["x", "w"], ["y"], **(attrs or {})),
-    ]
-    tensors = [
-        helper.make_tensor(name, code, a.shape, a.astype(dtype).reshape(-1))
-        for name, a in (("q", weight), ("z", zero))
-    ]
-    tensors.append(numpy_helper.from_array(scale, "s"))
-    graph = helper.make_graph(
-        nodes, "layer",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, inputs)],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [None] * len(inputs))], tensors,
-    )  # fmt: skip
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
-    return bytes(model.SerializeToString())
-
-
 def check_step(trainer: Trainer, before: Array, gradient: Array, rate: float, low: int) -> None:
     """Check that integers moved by a step of gradient descent, rounded up or down by chance.
 
@@ -184,7 +152,7 @@ def test_a_step_is_that_of_gradient_descent(
     weight = rng.integers(low + 2, low + 12, (33, 47))
     scale: Array = np.asarray(rng.uniform(0.02, 0.2, extent), np.float32)
     zero = rng.integers(low + 4, low + 9, extent)
-    model = make_model(kind, weight, (scale, zero), "MatMul", ("n", 33), **block)
+    model = make_layer(kind, weight, (scale, zero), "MatMul", ("n", 33), **block)
     trainer = Trainer.from_onnx(model, "mse", SGD(lr=rate), train=["q"], threads=1)
     x = rng.standard_normal((8, 33)).astype(np.float32)
     y = rng.standard_normal((8, 47)).astype(np.float32)
@@ -213,7 +181,7 @@ def test_a_step_of_windows_is_that_of_gradient_descent(groups: int, axis: int) -
     scale: Array = np.asarray(rng.uniform(0.02, 0.2, weight.shape[axis]), np.float32)
     units = scale, np.zeros(scale.shape, np.int8)
     attrs = {"pads": [1, 1, 1, 1], "group": groups}
-    model = make_model("int4", weight, units, "Conv", ("n", 8, 6, 6), attrs, axis=axis)
+    model = make_layer("int4", weight, units, "Conv", ("n", 8, 6, 6), attrs, axis=axis)
     trainer = Trainer.from_onnx(model, "mse", SGD(lr=rate), train=["q"], threads=1)
     x = rng.standard_normal((4, 8, 6, 6)).astype(np.float32)
     y = rng.standard_normal((4, 8, 6, 6)).astype(np.float32)

@@ -19,6 +19,7 @@ from engine.models.named_model import make
 from engine.trainer.trainer import Trainer
 
 SHAPE, CLASSES = (1, 20, 16), 4
+KINDS = {"int4": (TensorProto.INT4, np.int8), "uint4": (TensorProto.UINT4, np.uint8)}
 ALL = SparseUpdate(layers=["*"], integers=True)
 
 
@@ -99,3 +100,36 @@ def make_nbits(bits: int, k: int = 80, zeros: bool = False, level: int = 0) -> o
     )  # fmt: skip
     opsets = [helper.make_opsetid("", 21), helper.make_opsetid(MS, 1)]
     return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+
+
+def make_layer(
+    kind: str,
+    weight: Array,
+    units: tuple[Array, Array],
+    reader: str,
+    inputs: tuple[int | str, ...],
+    attrs: dict[str, Any] | None = None,
+    **block: Any,
+) -> bytes:
+    """Return a model of one layer with such weights.
+
+    units: scales and zero points.  inputs: the shape of x.  block: axis and block_size.
+    """
+    code, dtype = KINDS[kind]
+    scale, zero = units
+    nodes = [
+        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["w"], **block),
+        helper.make_node(reader, ["x", "w"], ["y"], **(attrs or {})),
+    ]
+    tensors = [
+        helper.make_tensor(name, code, a.shape, a.astype(dtype).reshape(-1))
+        for name, a in (("q", weight), ("z", zero))
+    ]
+    tensors.append(numpy_helper.from_array(scale, "s"))
+    graph = helper.make_graph(
+        nodes, "layer",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, inputs)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [None] * len(inputs))], tensors,
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    return bytes(model.SerializeToString())

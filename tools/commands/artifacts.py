@@ -101,6 +101,12 @@ _FILES = (*NAMES, CHECKPOINT)
     help="Sparse update: quantised weights and biases are chosen, too, and trained as integers in "
     "place, by --optimizer SGD; --layers '*' trains all.",
 )
+@click.option(
+    "--residuals",
+    is_flag=True,
+    help="Sparse update: integers of 4 bits keep in training what rounding leaves of them, in 4 "
+    "more bits; with --integers.",
+)
 @options.take_output_names
 @options.of(RecipeOptions, "recipe")
 @click.option(
@@ -128,6 +134,7 @@ def command(
     last: int,
     channels: tuple[str, ...],
     integers: bool,
+    residuals: bool,
     outputs: tuple[str, ...],
     classes: int | None,
     seed: int,
@@ -156,10 +163,16 @@ def command(
         None if optimizer == "none" else names.make_optimizer(optimizer, settings, "--optimizer")
     )
     update = None
-    if layers or biases or norms or last or channels or integers:
+    if layers or biases or norms or last or channels or integers or residuals:
         shares = tables.parse_assignments(channels, "--channels")
         update = SparseUpdate(
-            layers=layers, biases=biases, norms=norms, last=last, channels=shares, integers=integers
+            layers=layers,
+            biases=biases,
+            norms=norms,
+            last=last,
+            channels=shares,
+            integers=integers,
+            residuals=residuals,
         )
     recipe = Recipe(
         chosen,
