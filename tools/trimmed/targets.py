@@ -282,9 +282,17 @@ TARGETS = {
     "wasm32-relaxed-threads": NamedTarget(
         _WASM, "generic", "wasm_relaxed", features=f"+simd128,{RELAXED_SIMD},{_SHARED_MEMORY}"
     ),
-    "cortex-m4": NamedTarget(_BARE, "cortex-m4", "vfp", other_names="stm32f4 nrf52840 nano33ble"),
+    "cortex-m4": NamedTarget(
+        _BARE,
+        "cortex-m4",
+        "vfp",
+        other_names="cortex-m4f stm32f4 stm32l4 nrf52 nrf52840 nano33ble",
+    ),
     "cortex-m7": NamedTarget(
-        _BARE, "cortex-m7", "vfp", other_names="stm32f7 stm32h7 teensy4 portenta"
+        _BARE,
+        "cortex-m7",
+        "vfp",
+        other_names="stm32f7 stm32h7 imxrt1060 teensy4 teensy40 teensy41 portenta",
     ),
     "cortex-m33": NamedTarget(
         _BARE_8, "cortex-m33", "vfp", other_names="rp2350 pico2 nrf5340 stm32u5"
@@ -313,7 +321,7 @@ _REFUSED = {
     **{f"esp32-{x}": _NO_FLOATS for x in ("c2", "c3", "c5", "c6", "c61", "h2", "h21")},
     "esp8266": _XTENSA, "rp2040": _NO_FLOATS, "pico": _NO_FLOATS,
     "android-x86": "has 32 bits, as no phone of x86; emulators run android-x86_64",
-    "cortex-m0": _NO_FLOATS, "cortex-m0+": _NO_FLOATS, "cortex-m3": _NO_FLOATS,
+    **{f"cortex-{x}": _NO_FLOATS for x in ("m0", "m0+", "m0plus", "m1", "m3", "m23")},
 }  # fmt: skip
 
 
