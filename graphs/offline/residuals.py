@@ -24,7 +24,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from engine.base.aliases import Array
-from engine.base.errors import InputError
+from engine.base.errors import InputError, ModelWarning, join_names, warn_user
 from engine.graphs.ir.graph import Graph, Names, Node
 from engine.graphs.ir.sites import is_dequantiser, is_quantiser
 
@@ -34,6 +34,8 @@ _MIDDLE = 8  # what makes int4 unsigned
 
 def keep_residuals(graph: Graph, names: Collection[str]) -> None:
     """Give the initializers of 4 bits among some 4 more bits, in place.
+
+    A `ModelWarning` names those that stay as they are, because another op reads them, too.
 
     Raises:
         InputError: there are none that DequantizeLinear alone reads with one scale.
@@ -50,6 +52,13 @@ def keep_residuals(graph: Graph, names: Collection[str]) -> None:
             f"residuals=True: none of the {len(names)} trained parameters has integers of 4 bits "
             "that DequantizeLinear alone reads, with a constant scale; integers of 8 bits need no "
             "residuals, and MatMulNBits has none"
+        )
+    left = sorted(graph.nibbles.intersection(names) - widened)
+    if left:
+        warn_user(
+            f"{graph.name}: {join_names(left)}: trained without residuals; supported: integers of "
+            "4 bits that DequantizeLinear alone reads, with a constant scale",
+            ModelWarning,
         )
     graph.nibbles -= widened
 

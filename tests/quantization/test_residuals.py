@@ -11,7 +11,10 @@ import pytest
 from onnx import TensorProto, numpy_helper
 
 from engine.artifacts import SGD, SparseUpdate
-from engine.base.errors import InputError
+from engine.base.errors import InputError, ModelWarning
+from engine.graphs.io import onnx_io
+from engine.graphs.ir.graph import Node
+from engine.graphs.offline.residuals import keep_residuals
 from engine.quantization import Quantization, quantize
 from engine.tools import cli
 from engine.trainer.trainer import Trainer
@@ -120,6 +123,20 @@ def test_small_updates_add_up(
     np.testing.assert_allclose(
         trainer.predict(x), run_unrounded(tmp_path / "trained.onnx", x), rtol=1e-4, atol=1e-4
     )
+
+
+def test_integers_that_other_nodes_read_stay_with_a_warning() -> None:
+    scale, zero = np.float32(0.1), np.int8(0)
+    proto = make_layer("int4", np.ones((3, 5), np.int64), (scale, zero), "MatMul", ("n", 3))
+    graph = onnx_io.load(proto)
+    graph.initializers["r"] = graph.initializers["q"].copy()
+    graph.nibbles |= {"r"}
+    (reader,) = graph.find_consumers()["q"]
+    graph.nodes.append(Node("DequantizeLinear", ("r", *reader.inputs[1:]), ("float_r",)))
+    graph.nodes.append(Node("Cast", ("r",), ("cast_r",), {"to": TensorProto.FLOAT}))
+    with pytest.warns(ModelWarning, match="'r': trained without residuals"):
+        keep_residuals(graph, ["q", "r"])
+    assert graph.nibbles.intersection("qr") == {"r"}
 
 
 def test_residuals_need_integers_of_4_bits(int4: Path, tmp_path: Path) -> None:

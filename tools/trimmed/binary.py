@@ -114,7 +114,7 @@ def _list_members(archive: bytes) -> Iterator[bytes]:
         at += 60 + size + size % 2
 
 
-def _find_reached(objects: Sequence[_Object], roots: Collection[str]) -> set[tuple[int, int]]:
+def _find_reached(objects: Sequence[_ElfObject], roots: Collection[str]) -> set[tuple[int, int]]:
     """Return the sections that functions reach, as numbers of objects and of their sections.
 
     Raises:
@@ -247,7 +247,7 @@ def _list_elf_sections(data: bytes) -> tuple[bool, list[_Section]]:
     return wide, [_Section(row[1], row[2], *row[4:8]) for row in rows]
 
 
-class _Object(NamedTuple):
+class _ElfObject(NamedTuple):
     """An ELF object; `uses` has the symbols that each section refers to, by its number."""
 
     sections: Sequence[_Section]
@@ -255,7 +255,7 @@ class _Object(NamedTuple):
     uses: Mapping[int, Sequence[_Symbol]]
 
 
-def _read_object(data: bytes) -> _Object:
+def _read_object(data: bytes) -> _ElfObject:
     """Read an ELF object that is not linked yet."""
     wide, sections = _list_elf_sections(data)
     symbols: list[_Symbol] = []
@@ -271,7 +271,7 @@ def _read_object(data: bytes) -> _Object:
                 _, word = struct.unpack_from(entry, data, at)
                 if word >> shift:  # symbol 0, which the list lacks, stands for none
                     uses.setdefault(section.info, []).append(symbols[(word >> shift) - 1])
-    return _Object(sections, symbols, uses)
+    return _ElfObject(sections, symbols, uses)
 
 
 def _read_elf(data: bytes) -> Binary:
