@@ -126,7 +126,7 @@ def test_small_updates_add_up(
 
 
 def test_integers_that_other_nodes_read_stay_with_a_warning() -> None:
-    scale, zero = np.float32(0.1), np.int8(0)
+    scale, zero = np.asarray(0.1, np.float32), np.asarray(0)
     proto = make_layer("int4", np.ones((3, 5), np.int64), (scale, zero), "MatMul", ("n", 3))
     graph = onnx_io.load(proto)
     graph.initializers["r"] = graph.initializers["q"].copy()
