@@ -225,14 +225,23 @@ def _warn_and_build(
 
 def _warn_of_probabilities(graph: Graph, spec: LossOfScores, output: str) -> None:
     """Warn if a loss makes probabilities of probabilities, and nobody has said that it should."""
-    from engine.graphs.offline.head import find_scores
+    from engine.graphs.offline.head import find_scores, is_made_of_probabilities
 
-    if spec.from_logits is None and find_scores(graph, output, spec.applies) is not None:
-        name = type(spec).__name__
+    if spec.from_logits is not None:
+        return
+    name = type(spec).__name__
+    if find_scores(graph, output, spec.applies) is not None:
         warn_user(
             f"the output {output!r} is probabilities, made by a {spec.applies}, and {name} applies "
             f"another one, as onnxruntime's does: {name}(from_logits=False) takes the scores "
             "before it, and from_logits=True is without this warning",
+            ModelWarning,
+        )
+    elif is_made_of_probabilities(graph, output, spec.applies):
+        warn_user(
+            f"the output {output!r} is made of probabilities of a {spec.applies}, such as their "
+            f"mean, and {name} applies another one: choose a loss of the values themselves, such "
+            "as MSELoss, or an output before them; from_logits=True is without this warning",
             ModelWarning,
         )
 

@@ -101,6 +101,30 @@ def find_scores(graph: Graph, output: str, activation: str) -> str | None:
     return node.inputs[0] if axis == 1 else None
 
 
+def is_made_of_probabilities(graph: Graph, output: str, activation: str) -> bool:
+    """Return whether an output selects, moves or averages results of a Softmax or a Sigmoid.
+
+    A speech detector returns the mean over its frames, and a detector in two steps returns the
+    probability of one step or of the other.
+    """
+    makers = unroll(graph.copy()).find_producers()
+    waiting, seen = [output], set[str]()
+    while waiting:
+        if (name := waiting.pop()) in seen:
+            continue
+        seen.add(name)
+        node = makers.get(name)
+        if node is None or node.domain:
+            return False
+        if node.op == "Where":
+            waiting += node.inputs[1:]
+        elif node.op.lower() != activation:
+            if node.op not in KEEPING:
+                return False
+            waiting.append(node.inputs[0])
+    return True
+
+
 def _divides_exponents(node: Node, makers: Mapping[str, Node]) -> bool:
     exp = makers.get(node.inputs[0]) if node.op == "Div" else None
     return exp is not None and exp.op == "Exp"

@@ -113,6 +113,50 @@ def test_artifacts_are_as_onnxruntime_makes_them_and_say_so(loss: Any, tmp_path:
     assert loss_node.input[0] == "y"
 
 
+CONSTANTS: dict[str, Array] = {
+    "half": np.full((1, 3), 0.5, np.float32),
+    "last": np.array([2], np.int64),
+}
+
+
+def make_with_constants(end: str) -> onnx.ModelProto:
+    model = make(end)
+    for name, value in CONSTANTS.items():
+        model.graph.initializer.append(numpy_helper.from_array(value, name))
+    return model
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        "p = Sigmoid(h) u = Unsqueeze(p, last) y = ReduceMean<axes=[2], keepdims=0>(u)",
+        "p = Sigmoid(h) q = Sigmoid(p) c = Greater(p, half) y = Where(c, p, q)",
+    ],
+    ids=["mean of a speech detector", "of one of two steps"],
+)
+def test_a_loss_of_values_made_of_probabilities_warns(end: str) -> None:
+    model = make_with_constants(end)
+    with pytest.warns(ModelWarning, match="'y' is made of probabilities of a sigmoid"):
+        train(model, "bce_with_logits", TARGET)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(model, eg.BCEWithLogitsLoss(from_logits=True), TARGET)
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        "p = Sigmoid(h) c = Greater(p, half) y = Where(c, p, h)",
+        "p = Sigmoid(h) y = Log(p)",
+        "p = Sigmoid(h) y = Sub(p, half)",
+    ],
+)
+def test_other_values_are_not_taken_for_probabilities(end: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(make_with_constants(end), "bce_with_logits", TARGET)
+
+
 @pytest.mark.parametrize("asked", [True, False])
 def test_who_says_which_is_not_warned(asked: bool) -> None:
     with warnings.catch_warnings():
