@@ -43,6 +43,7 @@ from engine.models.initial import make_normal, make_zeros
 from engine.models.mobilenets import STAGES, MobileNet
 from engine.models.sound import build_ds_cnn
 from engine.quantization.post_training import freeze_in_integers
+from engine.tools.actions.device_checks import STACK
 from engine.tools.benchmark.workload import write_artifacts
 from engine.tools.trimmed import binary
 from engine.tools.trimmed.api import Only
@@ -157,7 +158,8 @@ def make_firmware(
     program = link(
         [compile_cpp(folder, options.platform)] if is_cpp else [], [DRIVERS / "firmware.c"],
         options.platform, folder / "firmware.elf", kind="executable", include=[folder], size=True,
-        defines={"TRAINS_ELSEWHERE": "1"} if is_cpp else {}, threads=False, freestanding=True,
+        defines={"STACK_BYTES": str(STACK), **({"TRAINS_ELSEWHERE": "1"} if is_cpp else {})},
+        threads=False, freestanding=True,
         last=["-T", str(folder / "firmware.ld"), str(folder / "libmnist.a")],
     )  # fmt: skip
     return program, manifest

@@ -106,8 +106,10 @@ def is_made_of_probabilities(graph: Graph, output: str, activation: str) -> bool
 
     A speech detector returns the mean over its frames, and a detector in two steps returns the
     probability of one step or of the other.
+
+    graph: without control flow, as `unroll` leaves it.
     """
-    makers = unroll(graph.copy()).find_producers()
+    makers = graph.find_producers()
     waiting, seen = [output], set[str]()
     while waiting:
         if (name := waiting.pop()) in seen:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, NoReturn
 
@@ -35,8 +35,8 @@ from engine.kernels.vocabulary.units import check_units
 FOLD_BYTES = 1 << 20  # of the operands and results that constant folding takes
 REPEATED = 64  # elements of a constant that repeats another; readers of a larger one repeat it
 # From this size on, products read a quantised matrix as it is; see passes/quantised.py.
-_MOST_TRIED = 8  # symbols that are given the number 1, each alone
 QUANTISED = 64
+_MOST_TRIED = 8  # symbols that are given the number 1, each alone
 
 
 def note_output_types(graph: Graph) -> Graph:
@@ -200,6 +200,21 @@ def _find_made_of_sizes(graph: Graph) -> set[str]:
 
 def _infer(graph: Graph, answers: Answers[NodeResults]) -> Inferred:
     """Infer a graph whose inputs may have symbolic dimensions."""
+    if not list_symbols(graph):
+        return _InferenceWalk(graph, answers).run()
+    try:
+        return _infer_with_numbers(graph, answers)
+    except ShapeError as failure:
+        try:
+            return _InferenceWalk(graph, answers).run()
+        except InternalError:
+            raise
+        except EngineError:  # the error of the trial with numbers says more
+            return _infer_with_one(graph, answers, failure)
+
+
+def _infer_with_numbers(graph: Graph, answers: Answers[NodeResults]) -> Inferred:
+    """Infer a graph with any numbers instead of its symbols; see `infer_by_trial`."""
 
     def walk_of(graph: Graph, answers: Answers[NodeResults]) -> Walk:
         def walk(sizes: Mapping[str, int]) -> Inferred:
@@ -215,25 +230,10 @@ def _infer(graph: Graph, answers: Answers[NodeResults]) -> Inferred:
 
         return walk
 
-    def infer_in_trials(graph: Graph) -> Inferred:
-        if not list_symbols(graph):
-            return _InferenceWalk(graph, answers).run()
-        return infer_by_trial(graph, walk_of(graph, answers), lambda part: walk_of(part, Answers()))
-
-    try:
-        return infer_in_trials(graph)
-    except ShapeError as failure:
-        try:
-            return _InferenceWalk(graph, answers).run()
-        except InternalError:
-            raise
-        except EngineError:  # the error of the trial with numbers says more
-            return _infer_with_one(graph, infer_in_trials, failure)
+    return infer_by_trial(graph, walk_of(graph, answers), lambda part: walk_of(part, Answers()))
 
 
-def _infer_with_one(
-    graph: Graph, infer_in_trials: Callable[[Graph], Inferred], failure: ShapeError
-) -> Inferred:
+def _infer_with_one(graph: Graph, answers: Answers[NodeResults], failure: ShapeError) -> Inferred:
     """Infer a graph that accepts only 1 for one of its symbols, and give that symbol the number.
 
     Files say that a batch may vary where it cannot: a state beside it or a Reshape has 1 written
@@ -246,8 +246,13 @@ def _infer_with_one(
         fixed = graph.copy()
         rename(fixed, {symbol: 1})
         try:
-            inferred = infer_in_trials(fixed)
-        except ShapeError:
+            if list_symbols(fixed):
+                inferred = _infer_with_numbers(fixed, answers)
+            else:
+                inferred = _InferenceWalk(fixed, answers).run()
+        except InternalError:
+            raise
+        except EngineError:
             continue
         graph.inputs, graph.types = fixed.inputs, fixed.types
         return inferred

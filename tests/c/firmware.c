@@ -42,7 +42,7 @@ void say(const char *text)
     semihost(4, text); /* SYS_WRITE0 */
 }
 
-enum { STACK_BYTES = 4096 }; /* that calls of a model may take, as docs/microcontrollers.md says */
+/* STACK_BYTES: how many bytes of the stack the calls of a model may take. */
 #define PAINT 0xA5A5A5A5u
 
 /* Words of the stack that nothing has used yet hold PAINT. */
@@ -58,7 +58,7 @@ void stop(int failed)
     while (*used == PAINT)
         used++;
     if (!failed && stack_top - (const unsigned char *)used > STACK_BYTES) {
-        say("the stack took more than 4096 bytes\n");
+        say("the stack took more than its bytes\n");
         failed = 1;
     }
 #endif

@@ -24,7 +24,7 @@ from engine.graphs.ir.graph import Graph, Node
 from engine.graphs.offline.integer_training import list_resident
 from engine.kernels.vocabulary.expression import philox
 from engine.kernels.vocabulary.op import OURS, TensorType
-from engine.quantization import quantize
+from engine.quantization import Quantization
 from engine.tools import cli
 from engine.tools.trimmed.targets import resolve
 from engine.trainer.trainer import Trainer
@@ -36,17 +36,14 @@ from tests.support.resident_integers import (
     fit,
     make_data,
     measure_accuracy,
-    train_network,
+    quantise_network,
 )
 
 
 @pytest.fixture(scope="module")
 def int8(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small network with depthwise convolutions that was trained in floats, as int8."""
-    folder = tmp_path_factory.mktemp("int8")
-    train_network(folder / "float.onnx")
-    quantize(folder / "float.onnx", make_data()[0]).save(folder / "int8.onnx")
-    return folder / "int8.onnx"
+    return quantise_network(tmp_path_factory.mktemp("int8"), Quantization())
 
 
 def run_peer(path: Path, x: Array) -> Array:

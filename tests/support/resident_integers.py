@@ -16,6 +16,7 @@ from engine.graphs.io import onnx_io
 from engine.kernels.vocabulary.op import MS
 from engine.models.catalog import find_architecture
 from engine.models.named_model import make
+from engine.quantization import Quantization, quantize
 from engine.trainer.trainer import Trainer
 
 SHAPE, CLASSES = (1, 20, 16), 4
@@ -52,6 +53,29 @@ def begin(model: Path | bytes, optimizer: Any = None, **options: Any) -> Trainer
 def fit(trainer: Trainer, epochs: int) -> None:
     x, y = make_data(192, seed=1, shift=1)
     trainer.fit((x, y), epochs=epochs, batch_size=16, progress=False)
+
+
+def quantise_network(folder: Path, options: Quantization) -> Path:
+    """Train a small network with depthwise convolutions in floats, and quantise it; its file."""
+    train_network(folder / "float.onnx")
+    quantize(folder / "float.onnx", make_data()[0], options).save(folder / "integers.onnx")
+    return folder / "integers.onnx"
+
+
+def check_learning(trainer: Trainer, folder: Path) -> onnx.ModelProto:
+    """Check that a network learns other labels; return its export, which gives the same scores."""
+    x, y = make_data(200, seed=9, shift=1)
+    before = measure_accuracy(trainer, x, y)
+    fit(trainer, epochs=12)
+    trained = np.asarray(trainer.predict(x))
+    assert before < 0.3 < 0.9 < float(np.mean(trained.argmax(1) == y))
+    trainer.export(folder / "trained.onnx")
+    model = onnx.load(folder / "trained.onnx")
+    onnx.checker.check_model(model, full_check=True)
+    differences = np.abs(trained - run_unrounded(folder / "trained.onnx", x)).max(1)
+    assert np.quantile(differences, 0.8) < 1e-3 * np.abs(trained).max()
+    assert differences.max() < np.abs(trained).max() / 127
+    return model
 
 
 def check_checkpoint(model: Path, folder: Path) -> None:

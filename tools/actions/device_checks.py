@@ -33,7 +33,7 @@ CALLS_OF_TRAINING = (
     "create_in", "input", "train_step", "optimizer_step", "lazy_reset_grad", "output", "save_part",
     "message",
 )  # fmt: skip
-STACK = 4096  # bytes to reserve; tests/c/firmware.c fails if calls take more
+STACK = 4096  # bytes to reserve; firmware of tests fails if calls take more
 
 
 @dataclass(frozen=True, slots=True)
